@@ -1,0 +1,76 @@
+# The two commands: `make demo` and `make test`. Both set up .venv first, and again only when the packaging changes.
+#
+#   PYTHON       interpreter that makes the virtual environment (3.11 or newer)
+#   PIP          installer to use inside it
+#   CONSTRAINTS  constraints file; empty for none (GPU machines)
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP ?= $(BIN)/python -m pip
+CONSTRAINTS ?= constraints-cpu.txt
+INSTALL = $(PIP) --disable-pip-version-check -qq install $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+
+DEMO_STAMP := $(VENV)/.installed-demo
+DEV_STAMP := $(VENV)/.installed-dev
+
+.PHONY: help venv demo test lint format typecheck bench clean distclean
+.NOTPARALLEL:
+
+help:
+	@echo "make demo       install what the demo needs and run it"
+	@echo "make test       install everything, then lint, type check and run the tests (PYTEST_ARGS=...)"
+	@echo "make venv       set up $(VENV) with the dev and eval extras"
+	@echo "make lint       ruff: rules and formatting        make format     let ruff repair both"
+	@echo "make typecheck  mypy, strict on redknot/          make bench      run benchmarks/ (BENCH_ARGS=...)"
+	@echo "make clean      remove caches and build outputs   make distclean  and $(VENV)"
+
+venv: $(DEV_STAMP)
+
+demo: $(DEMO_STAMP)
+	@$(BIN)/redknot demo $(DEMO_ARGS)
+
+test: lint typecheck
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(DEV_STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: $(DEV_STAMP)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+typecheck: $(DEV_STAMP)
+	@$(BIN)/mypy
+
+bench: $(DEV_STAMP)
+	@set -e; for script in benchmarks/[!_]*.py; do \
+		[ -e "$$script" ] || { echo "benchmarks/ holds no script" >&2; exit 1; }; \
+		echo "== $$script"; $(BIN)/python "$$script" $(BENCH_ARGS); \
+	done
+
+clean:
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	@find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+distclean: clean
+	@rm -rf $(VENV)
+
+# A Python without ensurepip cannot give the new environment a pip, but its own pip can.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "redknot needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 \
+		|| { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip -qq --python $@ install pip; }
+
+$(DEMO_STAMP): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	@echo "installing redknot into $(VENV); the first time takes a few minutes"
+	@$(INSTALL) -e '.[demo]'
+	@touch $@
+
+# The extras of the tests include those of the demo.
+$(DEV_STAMP): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	@echo "installing redknot with its test tools into $(VENV); the first time takes a few minutes"
+	@$(INSTALL) -e '.[dev,eval]'
+	@touch $@ $(DEMO_STAMP)

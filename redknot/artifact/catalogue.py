@@ -1,0 +1,265 @@
+"""The catalogue of a store: which artifacts exist, under which names, with which tokens. SQLite in WAL mode.
+
+The catalogue's write lock is also the store's lock: whoever adds, moves or removes anything below objects/
+does it inside ``Catalogue.write``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+
+from redknot.artifact.identity import ModelIdentity
+from redknot.artifact.rows import (
+    ARTIFACT_COLUMNS,
+    ArtifactRow,
+    ArtifactState,
+    QuarantineRow,
+    TokenRow,
+    artifact_row,
+)
+from redknot.errors import StoreError
+
+SCHEMA_VERSION = 1
+_APPLICATION_ID = 0x524B4E54  # "RKNT"
+_BUSY_TIMEOUT_S = 30.0
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
+INSERT INTO meta VALUES ('revision', 0);
+CREATE TABLE models (digest TEXT PRIMARY KEY, identity TEXT NOT NULL) STRICT;
+CREATE TABLE artifacts (
+    artifact_id TEXT PRIMARY KEY, namespace TEXT NOT NULL, model TEXT NOT NULL REFERENCES models(digest),
+    token_hash TEXT NOT NULL, token_count INTEGER NOT NULL, nbytes INTEGER NOT NULL, generation INTEGER NOT NULL,
+    needs TEXT NOT NULL, world INTEGER NOT NULL, state TEXT NOT NULL, created REAL NOT NULL, last_used REAL NOT NULL
+) STRICT;
+CREATE INDEX artifacts_by_model ON artifacts (namespace, model);
+CREATE INDEX artifacts_by_tokens ON artifacts (namespace, token_hash);
+CREATE TABLE tokens (
+    artifact_id TEXT PRIMARY KEY REFERENCES artifacts(artifact_id) ON DELETE CASCADE, ids BLOB NOT NULL
+) STRICT;
+CREATE TABLE documents (
+    namespace TEXT NOT NULL, name TEXT NOT NULL,
+    artifact_id TEXT NOT NULL REFERENCES artifacts(artifact_id) ON DELETE CASCADE,
+    PRIMARY KEY (namespace, name, artifact_id)
+) STRICT;
+CREATE INDEX documents_by_artifact ON documents (artifact_id);
+CREATE TABLE quarantined (
+    artifact_id TEXT NOT NULL, generation INTEGER NOT NULL, section TEXT NOT NULL, file TEXT NOT NULL,
+    moved_to TEXT NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL
+) STRICT;
+"""
+
+
+class Catalogue:
+    """One open catalogue; usable from several threads, and from a forked child (which reconnects)."""
+
+    def __init__(self, path: Path) -> None:
+        """Open an existing catalogue; StoreError when it is none, or of another version."""
+        self.path = path
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._pid = 0
+        self._inherited: list[sqlite3.Connection] = []
+        with self._guard():
+            self._check_version(self._connect())
+
+    @staticmethod
+    def create(path: Path) -> Catalogue:
+        """Make a catalogue, or open the one that is there; the caller holds the store's creation lock."""
+        try:
+            connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+            try:
+                if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0:
+                    connection.execute("PRAGMA journal_mode=WAL")
+                    versions = f"PRAGMA application_id={_APPLICATION_ID}; PRAGMA user_version={SCHEMA_VERSION};"
+                    connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} {versions} COMMIT;")
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            raise StoreError(f"cannot create the catalogue {path}: {error}") from error
+        return Catalogue(path)
+
+    def _check_version(self, connection: sqlite3.Connection) -> None:
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if application != _APPLICATION_ID:
+            raise StoreError(f"{self.path} is not a RedKnot catalogue")
+        if version != SCHEMA_VERSION:
+            way_out = "upgrade RedKnot" if version > SCHEMA_VERSION else "build the store again"
+            raise StoreError(f"{self.path} has schema version {version}, supported {SCHEMA_VERSION}: {way_out}")
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._connection is not None and self._pid == os.getpid():
+            return self._connection
+        if self._connection is not None:
+            # Closing a connection inherited over a fork would release the parent's locks: keep it unused.
+            self._inherited.append(self._connection)
+        uri = f"file:{quote(str(self.path))}?mode=rw"
+        connection = sqlite3.connect(
+            uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        )
+        # NORMAL in WAL mode loses at most the last commits in a power cut, never consistency: an artifact whose
+        # commit was lost is an orphan that gc removes.
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA foreign_keys=ON")
+        self._connection, self._pid = connection, os.getpid()
+        return connection
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StoreError(f"catalogue {self.path}: {error}") from error
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """Hold the store's write lock; committed at the end of the block, rolled back when it raises.
+
+        StoreError when the lock or the commit fails.
+        """
+        with self._lock, self._guard():
+            connection = self._connect()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("UPDATE meta SET value = value + 1 WHERE key = 'revision'")
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    def query(self, sql: str, values: Sequence[object] = ()) -> list[tuple[object, ...]]:
+        """Return the rows of one read; StoreError when the catalogue cannot be read."""
+        with self._lock, self._guard():
+            return self._connect().execute(sql, values).fetchall()
+
+    def close(self) -> None:
+        """Close this process's connection; a later call opens it again."""
+        with self._lock, self._guard():
+            if self._connection is not None and self._pid == os.getpid():
+                self._connection.close()
+            self._connection = None
+
+    @property
+    def revision(self) -> int:
+        """A number that grows with every change: when it is the same, so is the catalogue."""
+        return int(str(self.query("SELECT value FROM meta WHERE key = 'revision'")[0][0]))
+
+    def row(self, artifact_id: str, namespace: str) -> ArtifactRow | None:
+        """Return an artifact of this namespace, None when there is none."""
+        found = self.rows(namespace, artifact_id=artifact_id)
+        return found[0] if found else None
+
+    def rows(
+        self,
+        namespace: str | None = None,
+        *,
+        artifact_id: str | None = None,
+        model: str | None = None,
+        token_hash: str | None = None,
+        name: str | None = None,
+    ) -> tuple[ArtifactRow, ...]:
+        """Return the artifacts that equal every value given (None: any), oldest first."""
+        given = {"namespace": namespace, "artifact_id": artifact_id, "model": model, "token_hash": token_hash}
+        equal = {column: value for column, value in given.items() if value is not None}
+        clauses = [f"{column} = ?" for column in equal]
+        values = list(equal.values())
+        if name is not None:
+            clauses.append("artifact_id IN (SELECT artifact_id FROM documents WHERE name = ?)")
+            values.append(name)
+        where = " AND ".join(clauses) or "1"
+        sql = f"SELECT {ARTIFACT_COLUMNS} FROM artifacts WHERE {where} ORDER BY created, artifact_id"
+        return tuple(artifact_row(found) for found in self.query(sql, values))
+
+    def tokens(self, namespace: str, model: str) -> tuple[TokenRow, ...]:
+        """Return the token ids of every READY artifact of a namespace and model digest, oldest first."""
+        sql = (
+            f"SELECT {ARTIFACT_COLUMNS}, ids FROM artifacts JOIN tokens USING (artifact_id) "
+            "WHERE namespace = ? AND model = ? AND state = ? ORDER BY created, artifact_id"
+        )
+        found: list[TokenRow] = []
+        for *values, ids in self.query(sql, (namespace, model, ArtifactState.READY)):
+            assert isinstance(ids, bytes)
+            found.append(TokenRow(artifact_row(values), np.frombuffer(ids, dtype="<i4")))
+        return tuple(found)
+
+    def names(self, namespace: str, artifact_id: str) -> tuple[str, ...]:
+        """Return the document names of an artifact, sorted."""
+        sql = "SELECT name FROM documents WHERE namespace = ? AND artifact_id = ? ORDER BY name"
+        return tuple(str(name) for (name,) in self.query(sql, (namespace, artifact_id)))
+
+    def identities(self, namespace: str) -> tuple[ModelIdentity, ...]:
+        """Return the models that this namespace has artifacts of: what a miss is compared with."""
+        sql = "SELECT identity FROM models WHERE digest IN (SELECT model FROM artifacts WHERE namespace = ?)"
+        return tuple(ModelIdentity.model_validate_json(str(text)) for (text,) in self.query(sql, (namespace,)))
+
+    def quarantined(self, artifact_id: str | None = None) -> tuple[QuarantineRow, ...]:
+        """Return what has been quarantined, oldest first."""
+        sql = "SELECT * FROM quarantined WHERE ? IS NULL OR artifact_id = ? ORDER BY at"
+        return tuple(QuarantineRow(*row) for row in self.query(sql, (artifact_id, artifact_id)))  # type: ignore[arg-type]
+
+    def touch(self, used: dict[str, float]) -> None:
+        """Record when artifacts were last used, {artifact id: seconds since the epoch}."""
+        with self.write() as connection:
+            sql = "UPDATE artifacts SET last_used = max(last_used, ?) WHERE artifact_id = ?"
+            connection.executemany(sql, [(at, artifact_id) for artifact_id, at in used.items()])
+
+
+def put_artifact(connection: sqlite3.Connection, row: ArtifactRow, model: ModelIdentity, token_ids: bytes) -> None:
+    """Insert an artifact or move it to a new generation, inside ``Catalogue.write``."""
+    connection.execute("INSERT OR IGNORE INTO models VALUES (?, ?)", (row.model, model.model_dump_json()))
+    columns = ARTIFACT_COLUMNS.split(", ")
+    sql = (
+        f"INSERT INTO artifacts ({ARTIFACT_COLUMNS}) VALUES ({', '.join('?' * len(columns))}) "
+        f"ON CONFLICT (artifact_id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in columns[1:])}"
+    )
+    values = [getattr(row, name) for name in columns]
+    values[columns.index("needs")] = json.dumps(row.needs)
+    connection.execute(sql, values)
+    connection.execute("INSERT OR REPLACE INTO tokens VALUES (?, ?)", (row.artifact_id, token_ids))
+
+
+def put_names(connection: sqlite3.Connection, row: ArtifactRow, names: Iterable[str]) -> None:
+    """Give an artifact document names; a name moves from older content of the same model, needs and TP size."""
+    for name in names:
+        connection.execute(
+            "DELETE FROM documents WHERE namespace = ? AND name = ? AND artifact_id IN "
+            "(SELECT artifact_id FROM artifacts WHERE namespace = ? AND model = ? AND needs = ? AND world = ?)",
+            (row.namespace, name, row.namespace, row.model, json.dumps(row.needs), row.world),
+        )
+        connection.execute("INSERT INTO documents VALUES (?, ?, ?)", (row.namespace, name, row.artifact_id))
+
+
+def generation_of(connection: sqlite3.Connection, artifact_id: str) -> int:
+    """Return the catalogued generation of an artifact, 0 when there is none."""
+    found = connection.execute("SELECT generation FROM artifacts WHERE artifact_id = ?", (artifact_id,)).fetchone()
+    return 0 if found is None else int(found[0])
+
+
+def put_quarantine(connection: sqlite3.Connection, row: QuarantineRow) -> None:
+    """Record a fault and take the artifact out of service, unless a newer generation has replaced it."""
+    values = (row.artifact_id, row.generation, row.section, row.file, row.moved_to, row.reason, row.at)
+    connection.execute("INSERT INTO quarantined VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+    set_state(connection, row.artifact_id, row.generation, ArtifactState.QUARANTINED)
+
+
+def set_state(connection: sqlite3.Connection, artifact_id: str, generation: int, state: ArtifactState) -> None:
+    """Set the state of one generation, if it is the current one; READY also clears its quarantine records."""
+    connection.execute(
+        "UPDATE artifacts SET state = ? WHERE artifact_id = ? AND generation = ?", (state, artifact_id, generation)
+    )
+    if state is ArtifactState.READY:
+        connection.execute(
+            "DELETE FROM quarantined WHERE artifact_id = ? AND generation = ?", (artifact_id, generation)
+        )

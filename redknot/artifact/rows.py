@@ -1,0 +1,68 @@
+"""What the catalogue returns: plain values, no handles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+
+class ArtifactState(StrEnum):
+    """Whether readers may be given an artifact."""
+
+    READY = "ready"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True)
+class ArtifactRow:
+    """One artifact in the catalogue; times in seconds since the epoch, ``nbytes`` of its files."""
+
+    artifact_id: str
+    namespace: str
+    model: str  # digest of the ModelIdentity
+    token_hash: str
+    token_count: int
+    nbytes: int
+    generation: int
+    needs: tuple[str, ...]
+    world: int
+    state: ArtifactState
+    created: float
+    last_used: float
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """The token ids of one artifact, for matching; the array is read only, int32 [token_count]."""
+
+    artifact: ArtifactRow
+    token_ids: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class QuarantineRow:
+    """One section or file that failed a check."""
+
+    artifact_id: str
+    generation: int
+    section: str
+    file: str
+    moved_to: str  # name in quarantine/, empty when the file could not be moved
+    reason: str
+    at: float
+
+
+ARTIFACT_COLUMNS = "artifact_id, namespace, model, token_hash, token_count, nbytes, generation, needs, world, state, created, last_used"
+
+
+def artifact_row(values: Sequence[object]) -> ArtifactRow:
+    """Build a row from the values of ``ARTIFACT_COLUMNS``."""
+    fields = list(values)
+    fields[7] = tuple(json.loads(str(fields[7])))
+    fields[9] = ArtifactState(str(fields[9]))
+    return ArtifactRow(*fields)  # type: ignore[arg-type]

@@ -1,0 +1,106 @@
+"""Choose a verb, import its module, and turn what goes wrong into one line and an exit code.
+
+Each verb is a module of this folder with `add_arguments(parser)` and `run(args) -> int`. Only the chosen one is
+imported, so the help and the usage errors of this file never wait for torch. Exit codes: 0 done, 1 ran but the answer
+or the check failed (the verb's own verdict), 2 refused or not possible, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from redknot import __version__
+from redknot.errors import RedKnotError
+
+VERBS = {
+    "build": "evaluate the documents of a corpus once and publish their artifacts",
+    "ask": "answer a question over documents, reusing their artifacts",
+    "ls": "list the artifacts of a store",
+    "show": "show one artifact: sections, sizes and certificate",
+    "verify": "check every section of a store against its checksum",
+    "rm": "remove artifacts from a store",
+    "gc": "delete old generations, quarantined sections and unfinished builds",
+    "doctor": "check the machine, the model and the store, and say what does not fit",
+    "demo": "build a small corpus and compare both arms on questions about it",
+}
+
+EXIT_REFUSED = 2
+EXIT_INTERRUPTED = 130
+
+
+class Verb(Protocol):
+    """What a verb's module offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the verb's arguments."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do the work and return the exit code."""
+
+
+def available_verbs() -> dict[str, str]:
+    """The verbs of the table whose module is installed, with their one-line help; imports none of them."""
+    return {verb: line for verb, line in VERBS.items() if importlib.util.find_spec(f"redknot.cli.{verb}") is not None}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `redknot ARGV...` and return the exit code."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    verbs = available_verbs()
+    if not arguments:
+        print(_help(verbs), file=sys.stderr)
+        return EXIT_REFUSED
+    first, *rest = arguments
+    if first in ("-h", "--help"):
+        print(_help(verbs))
+        return 0
+    if first in ("-V", "--version"):
+        print(f"redknot {__version__}")
+        return 0
+    if first not in verbs:
+        kind = "option" if first.startswith("-") else "verb"
+        print(f"redknot: error: unknown {kind} {first!r}; the verbs are: {', '.join(verbs)}", file=sys.stderr)
+        return EXIT_REFUSED
+    return _run_verb(first, rest)
+
+
+def _run_verb(verb: str, arguments: list[str]) -> int:
+    try:
+        module = cast(Verb, importlib.import_module(f"redknot.cli.{verb}"))
+        parser = argparse.ArgumentParser(prog=f"redknot {verb}", description=VERBS[verb], allow_abbrev=False)
+        module.add_arguments(parser)
+        code = module.run(parser.parse_args(arguments))
+        sys.stdout.flush()
+        return code
+    except RedKnotError as error:
+        print(f"redknot {verb}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_REFUSED
+    except KeyboardInterrupt:
+        print(f"redknot {verb}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # `redknot ls | head`: nobody reads any more, which is no error of ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _help(verbs: dict[str, str]) -> str:
+    width = max(map(len, verbs), default=0)
+    listing = [f"  {verb:<{width}}  {line}" for verb, line in verbs.items()]
+    return "\n".join(
+        [
+            "usage: redknot VERB [ARGUMENT ...]",
+            "",
+            "Reuse documents evaluated once, offline, to start long DeepSeek-V4 requests faster.",
+            "",
+            "verbs:",
+            *listing,
+            "",
+            "`redknot VERB --help` shows a verb's arguments, `redknot --version` the version.",
+        ]
+    )

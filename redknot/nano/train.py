@@ -1,0 +1,250 @@
+"""Train nano: ``python -m redknot.nano.train --out DIR`` (resumes from DIR; Ctrl-C and kill lose one save interval).
+
+Muon (lr 0.02) for matrices, Adam (lr 3e-3) for the rest. Phases run in order; each has a mixture of sequences, a
+subset of the layers and an accuracy that ends it early.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.random import Generator
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from redknot.model.weights import build_model
+from redknot.nano.differentiable import IndexerTrace, forward
+from redknot.nano.parameters import GEOMETRY, Parameters, initial_tensors, save_checkpoint, subset_geometry
+from redknot.nano.sequences import Recipe, induction_sequence, keyvalue_sequence, training_sequence
+
+CORE = (0, 1, 3, 5)
+ALL = tuple(range(GEOMETRY.num_layers))
+Maker = Callable[[Generator, int], tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stage of the curriculum."""
+
+    name: str
+    layers: tuple[int, ...]
+    n_tokens: int
+    batch: int
+    max_steps: int
+    until: float  # running answer accuracy that ends the phase
+    mixture: tuple[tuple[float, Maker], ...]
+    distil: bool = False  # train only the indexers, on the attention the entries receive
+    topk: int | None = None  # entries a row may read; None while the indexers are untrained
+    lr_scale: float = 1.0
+
+
+def sentences(tokenizer: Tokenizer, **recipe: Any) -> Maker:
+    """Documents and questions in words; lists draw one of the values a sequence."""
+
+    def make(rng: Generator, n_tokens: int) -> tuple[Any, Any]:
+        drawn = {key: rng.choice(value) if isinstance(value, list) else value for key, value in recipe.items()}
+        drawn = {key: value.item() if hasattr(value, "item") else value for key, value in drawn.items()}
+        return training_sequence(rng, tokenizer, n_tokens, Recipe(**drawn))
+
+    return make
+
+
+def induction(rng: Generator, n_tokens: int) -> tuple[Any, Any]:
+    """Random pieces repeated at random distances."""
+    return induction_sequence(rng, GEOMETRY.vocab_size, n_tokens)
+
+
+def key_values(rng: Generator, n_tokens: int) -> tuple[Any, Any]:
+    """Token-level facts beyond the window, then queries in the last third."""
+    return keyvalue_sequence(
+        rng, GEOMETRY.vocab_size, n_tokens, n_facts=n_tokens // 16, n_queries=n_tokens // 32, min_distance=40
+    )
+
+
+def curriculum(tokenizer: Tokenizer) -> list[Phase]:
+    """The phases of the committed checkpoint, in order."""
+    one = sentences(tokenizer, n_documents=[1, 2], facts_per_document=[1, 2, 3], n_questions=3)
+    few = sentences(tokenizer, n_documents=[2, 3, 4], facts_per_document=[2, 3], n_questions=6)
+    both = sentences(tokenizer, n_documents=[3, 4], facts_per_document=[2, 3], n_questions=8, latest_share=0.3)
+    long = sentences(tokenizer, n_documents=[4, 6, 8], facts_per_document=[2, 3], n_questions=12, latest_share=0.3)
+    return [
+        Phase("induction", CORE, 256, 12, 1200, 0.90, ((1.0, induction),)),
+        Phase("key-value", CORE, 256, 12, 1500, 0.93, ((0.3, induction), (0.7, key_values))),
+        Phase("sentences-256", CORE, 256, 12, 1500, 0.95, ((0.2, induction), (0.3, key_values), (0.5, one))),
+        Phase("sentences-512", CORE, 512, 6, 1200, 0.96, ((0.2, key_values), (0.8, few))),
+        Phase("grow-512", ALL, 512, 6, 600, 0.97, ((0.1, key_values), (0.9, both))),
+        Phase("long-1024", ALL, 1024, 4, 800, 0.985, ((0.1, key_values), (0.9, long))),
+        Phase("long-2048", ALL, 2048, 2, 500, 0.985, ((0.1, key_values), (0.9, long)), lr_scale=0.5),
+        Phase("distil-1024", ALL, 1024, 4, 300, 2.0, ((1.0, long),), distil=True),
+        Phase("sparse-2048", ALL, 2048, 2, 500, 2.0, ((1.0, long),), topk=GEOMETRY.index_topk, lr_scale=0.3),
+    ]
+
+
+def is_matrix(name: str, value: Tensor) -> bool:
+    """Whether Muon trains it: hidden matrices, not embeddings, router gates or hyper-connections."""
+    excluded = ("embed.", "head.", ".gate.", "hc_", ".ape")
+    return value.dim() == 2 and not any(part in name for part in excluded)
+
+
+def is_indexer(name: str) -> bool:
+    """Whether a parameter belongs to a lightning indexer."""
+    return ".indexer." in name
+
+
+class Trainer:
+    """Parameters, optimizer state and progress, all of it on disk under ``out``."""
+
+    def __init__(self, out: Path, seed: int) -> None:
+        self.out = out
+        self.progress = {"phase": 0, "step": 0, "total": 0, "tokens": 0, "accuracy": 0.0, "seed": seed}
+        if (out / "progress.json").exists():
+            self.progress = json.loads((out / "progress.json").read_text(encoding="utf-8"))
+            state = load_file(out / "state.safetensors")
+        else:
+            state = {f"p/{k}": v for k, v in initial_tensors(torch.Generator().manual_seed(seed)).items()}
+        self.tensors = {key[2:]: value for key, value in state.items() if key.startswith("p/")}
+        self.moments = {key: value for key, value in state.items() if not key.startswith("p/")}
+
+    def optimizers(self, names: list[str], phase: Phase) -> list[torch.optim.Optimizer]:
+        """Muon and Adam over the leaves that a phase trains, with the moments of the run so far."""
+        self.leaves = {
+            name: self.tensors[name]
+            for name in names
+            if self.tensors[name].is_floating_point() and not name.endswith("gate.bias")
+        }
+        chosen = {name: leaf for name, leaf in self.leaves.items() if is_indexer(name) == phase.distil or phase.topk}
+        for name, leaf in self.tensors.items():
+            if leaf.is_floating_point():
+                leaf.requires_grad_(name in chosen)
+        matrices = [leaf for name, leaf in chosen.items() if is_matrix(name, leaf)]
+        rest = [leaf for name, leaf in chosen.items() if not is_matrix(name, leaf)]
+        muon = torch.optim.Muon(matrices, lr=0.02, weight_decay=0.0, momentum=0.95)
+        adam = torch.optim.AdamW(rest, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+        for name, leaf in chosen.items():
+            optimizer: torch.optim.Optimizer = muon if is_matrix(name, leaf) else adam
+            kept = {key.split("/", 2)[2]: v for key, v in self.moments.items() if key.startswith(f"m/{name}/")}
+            if kept:
+                optimizer.state[leaf] = dict(kept)
+        return [muon, adam]
+
+    def save(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Write the state aside and rename it, parameters and moments in one file."""
+        names = {id(leaf): name for name, leaf in self.tensors.items()}
+        for optimizer in optimizers:
+            for leaf, moments in optimizer.state.items():
+                for key, value in moments.items():
+                    self.moments[f"m/{names[id(leaf)]}/{key}"] = torch.as_tensor(value)
+        state = {f"p/{name}": leaf.detach().contiguous() for name, leaf in self.tensors.items()}
+        save_file(state | {k: v.contiguous() for k, v in self.moments.items()}, self.out / "state.tmp")
+        (self.out / "state.tmp").replace(self.out / "state.safetensors")
+        (self.out / "progress.tmp").write_text(json.dumps(self.progress), encoding="utf-8")
+        (self.out / "progress.tmp").replace(self.out / "progress.json")
+
+    def run(self, phase: Phase, save_every: float) -> None:
+        """Train one phase to its accuracy or its last step."""
+        view = Parameters(self.tensors, phase.layers)
+        optimizers = self.optimizers(view.names(), phase)
+        geometry, progress = subset_geometry(phase.layers), self.progress
+        saved = started = time.monotonic()
+        while progress["step"] < phase.max_steps and progress["accuracy"] < phase.until:
+            rng = np.random.default_rng([progress["seed"], progress["total"]])
+            ids, weights = draw_batch(rng, phase)
+            for optimizer in optimizers:
+                base = 0.02 if isinstance(optimizer, torch.optim.Muon) else 3e-3
+                for group in optimizer.param_groups:
+                    group["lr"] = base * phase.lr_scale * schedule(progress["step"], phase)
+                optimizer.zero_grad(set_to_none=True)
+            with torch.autocast("cpu", torch.bfloat16):
+                model = build_model(view, geometry)
+                loss, accuracy = batch_loss(model, geometry, ids, weights, phase)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_([p for o in optimizers for g in o.param_groups for p in g["params"]], 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+            progress["step"] += 1
+            progress["total"] += 1
+            progress["tokens"] += ids.numel()
+            progress["accuracy"] += 0.05 * (accuracy - progress["accuracy"])
+            if progress["step"] % 10 == 0:
+                rate = 10 * ids.numel() / (time.monotonic() - started)
+                started = time.monotonic()
+                print(
+                    f"{phase.name} step {progress['step']}/{phase.max_steps} loss {loss.item():.4f} "
+                    f"accuracy {progress['accuracy']:.3f} {rate:.0f} tokens/s total {progress['tokens']}",
+                    flush=True,
+                )
+            if time.monotonic() - saved > save_every:
+                self.save(optimizers)
+                saved = time.monotonic()
+        progress.update(phase=progress["phase"] + 1, step=0, accuracy=0.0)
+        self.save(optimizers)
+
+
+def schedule(step: int, phase: Phase) -> float:
+    """Warm-up over 20 steps, then linear decay to a fifth over the phase."""
+    return min(1.0, (step + 1) / 20) * (1.0 - 0.8 * step / phase.max_steps)
+
+
+def draw_batch(rng: Generator, phase: Phase) -> tuple[Tensor, Tensor]:
+    """Token ids [B, S] and loss weights [B, S] of the tokens as targets."""
+    shares = np.array([share for share, _ in phase.mixture])
+    rows = []
+    for _ in range(phase.batch):
+        maker = phase.mixture[rng.choice(len(shares), p=shares / shares.sum())][1]
+        rows.append(maker(rng, phase.n_tokens))
+    ids = torch.from_numpy(np.stack([np.asarray(row[0], dtype=np.int64) for row in rows]))
+    return ids, torch.from_numpy(np.stack([np.asarray(row[1], dtype=np.float32) for row in rows]))
+
+
+def batch_loss(model: Any, geometry: Any, ids: Tensor, weights: Tensor, phase: Phase) -> tuple[Tensor, float]:
+    """Weighted next-token loss (or the distillation loss) and the accuracy on fully weighted targets."""
+    targets, weight = ids[:, 1:].flatten(), weights[:, 1:].flatten()
+    rows = (torch.arange(ids.numel()).view_as(ids)[:, :-1]).flatten()[weight > 0]
+    targets, weight = targets[weight > 0], weight[weight > 0]
+    logits, traces = forward(model, geometry, ids, topk=phase.topk, trace=phase.distil or bool(phase.topk), rows=rows)
+    answers = weight == 1
+    accuracy = (logits[answers].argmax(-1) == targets[answers]).float().mean().item()
+    losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+    loss = (losses * weight).sum() / weight.sum()
+    distilled = sum((distillation_loss(trace) for trace in traces), torch.zeros(()))
+    if phase.distil:
+        return distilled, accuracy
+    return loss + 0.1 * distilled, accuracy
+
+
+def distillation_loss(trace: IndexerTrace) -> Tensor:
+    """Cross-entropy of the indexer's scores against the attention that entries receive over all heads."""
+    rows = trace.visible.sum(-1) > GEOMETRY.index_topk // 4
+    target = trace.attention[:, rows]
+    target = target / target.sum(-1, keepdim=True).clamp_min(1e-9)
+    scores = trace.scores[:, rows].float().masked_fill(~trace.visible[rows], -1e4)
+    return -(target * scores.log_softmax(-1)).sum(-1).mean()
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the resumable state and the model files")
+    parser.add_argument("--tokenizer", type=Path, default=Path("models/nano/tokenizer.json"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save-every", type=float, default=120.0, help="seconds between saves")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer(arguments.out, arguments.seed)
+    phases = curriculum(Tokenizer.from_file(str(arguments.tokenizer)))
+    while trainer.progress["phase"] < len(phases):
+        trainer.run(phases[trainer.progress["phase"]], arguments.save_every)
+        save_checkpoint(trainer.tensors, arguments.out / "model")
+
+
+if __name__ == "__main__":
+    main()
