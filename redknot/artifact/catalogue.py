@@ -54,7 +54,8 @@ CREATE TABLE documents (
 CREATE INDEX documents_by_artifact ON documents (artifact_id);
 CREATE TABLE quarantined (
     artifact_id TEXT NOT NULL, generation INTEGER NOT NULL, section TEXT NOT NULL, file TEXT NOT NULL,
-    moved_to TEXT NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL
+    moved_to TEXT NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (artifact_id, generation, section, file)
 ) STRICT;
 """
 
@@ -250,7 +251,7 @@ def generation_of(connection: sqlite3.Connection, artifact_id: str) -> int:
 def put_quarantine(connection: sqlite3.Connection, row: QuarantineRow) -> None:
     """Record a fault and take the artifact out of service, unless a newer generation has replaced it."""
     values = (row.artifact_id, row.generation, row.section, row.file, row.moved_to, row.reason, row.at)
-    connection.execute("INSERT INTO quarantined VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+    connection.execute("INSERT OR IGNORE INTO quarantined VALUES (?, ?, ?, ?, ?, ?, ?)", values)
     set_state(connection, row.artifact_id, row.generation, ArtifactState.QUARANTINED)
 
 

@@ -42,7 +42,7 @@ def checksum(data: memoryview | bytes) -> str:
 def byte_view(tensor: torch.Tensor) -> memoryview:
     """Return a contiguous CPU tensor's bytes without a copy."""
     flat = tensor.reshape(-1)
-    return memoryview(b"") if flat.numel() == 0 else memoryview(flat.view(torch.uint8).numpy())
+    return memoryview(b"") if flat.numel() == 0 else flat.view(torch.uint8).numpy().data
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, WrittenTensor]:
@@ -127,7 +127,7 @@ class SafetensorsFile:
             length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
             if size < 10 or length > min(HEADER_CAP, size - 8):
                 raise MalformedFileError(
-                    f"{path}: a header of {length} bytes in a file of {size} (cap {HEADER_CAP}): truncated or not safetensors"
+                    f"{path}: header of {length} bytes in {size}, cap {HEADER_CAP}: truncated or no safetensors"
                 )
             text = os.pread(descriptor, length, 8)
             self._start = 8 + length
@@ -163,7 +163,7 @@ class SafetensorsFile:
 
     def _read(self, entry: TensorEntry) -> torch.Tensor:
         raw = torch.empty(entry.nbytes, dtype=torch.uint8)
-        target = memoryview(raw.numpy())
+        target = raw.numpy().data
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if _signature(os.fstat(descriptor)) != self.signature:

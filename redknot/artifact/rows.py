@@ -57,7 +57,10 @@ class QuarantineRow:
     at: float
 
 
-ARTIFACT_COLUMNS = "artifact_id, namespace, model, token_hash, token_count, nbytes, generation, needs, world, state, created, last_used"
+ARTIFACT_COLUMNS = (
+    "artifact_id, namespace, model, token_hash, token_count, nbytes, "
+    "generation, needs, world, state, created, last_used"
+)
 
 
 def artifact_row(values: Sequence[object]) -> ArtifactRow:

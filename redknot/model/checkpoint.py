@@ -1,81 +1,173 @@
 """Reading a checkpoint folder: safetensors files into canonical tensors of the requested dtype.
 
-Headers are read and checked first (sizes, names, shapes), so a checkpoint that cannot be served is refused before
-any tensor is allocated. Tensors are then read one at a time, routed experts only as far as they are asked for.
+Headers are read and checked first (sizes, names, dtypes, shapes, scales), so a checkpoint that cannot be served is
+refused before any tensor is allocated. Tensors are then read one at a time, routed experts only as far as asked for.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from redknot.comm.shard import SINGLE, Shard
-from redknot.errors import CheckpointError, UnsupportedModelError
+from redknot.errors import CheckpointError, ConfigError, UnsupportedModelError
+from redknot.model.configfile import read_config
 from redknot.model.geometry import Geometry, load_geometry
-from redknot.model.names import canonical_name, expected_shapes, ignored
+from redknot.model.names import canonical_name, expected_shapes, ignored, scale_name
+from redknot.model.quant import FP8, PACKED, PLAIN, block_of_config, check_scale, logical_shape, read_weight
+from redknot.model.tensorfile import StoredTensor, read_header
 from redknot.model.weights import ModelWeights, build_model
+
+INDEX = "model.safetensors.index.json"
 
 
 def load_model(path: Path, dtype: torch.dtype = torch.float32, shard: Shard = SINGLE) -> tuple[Geometry, ModelWeights]:
-    """Read one rank's weights of a checkpoint folder; raises CheckpointError or UnsupportedModelError."""
+    """Read one rank's weights of a checkpoint folder; raises CheckpointError, UnsupportedModelError or ConfigError."""
     geometry = load_geometry(path)
+    shard.check(geometry.shardable())
     return geometry, build_model(Checkpoint(path, geometry, dtype), geometry, shard)
 
 
 class Checkpoint:
-    """The tensors of a checkpoint folder by canonical name; implements ``TensorSource``."""
+    """The tensors of a checkpoint folder by canonical name; implements ``TensorSource``.
+
+    Every tensor returned is in memory of its own. Norms, hyper-connections, sinks, position biases and the router
+    bias are always float32, the hash table is int64, everything else has the requested dtype.
+    """
 
     def __init__(self, path: Path, geometry: Geometry, dtype: torch.dtype = torch.float32) -> None:
-        """Open the folder's files; raises CheckpointError or UnsupportedModelError."""
+        """Check the folder's files against the geometry; raises CheckpointError or UnsupportedModelError."""
+        if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise ConfigError(f"weights cannot be held as {dtype}; use float32, bfloat16 or float16")
         self.path, self.geometry, self.dtype = path, geometry, dtype
-        self._shapes = expected_shapes(geometry)
-        self._where: dict[str, tuple[Path, str]] = {}
-        unknown = []
-        files = sorted(path.glob("*.safetensors"))
-        if not files:
-            raise CheckpointError(f"{path}: no *.safetensors files")
-        self._files = {file: safe_open(str(file), "pt") for file in files}
-        for file, handle in self._files.items():
-            for name in handle.keys():
-                canonical = canonical_name(name)
-                if canonical is not None:
-                    self._where[canonical] = (file, name)
-                elif not ignored(name):
-                    unknown.append(name)
-        if unknown:
-            raise UnsupportedModelError(f"{path}: {len(unknown)} unknown tensors, such as {', '.join(unknown[:3])}")
+        self._block = block_of_config(read_config(path))
+        self._stored = _collect(path)
+        fused = {layer for layer in range(geometry.num_layers) if f"layers.{layer}.ffn.experts.w13" in self._stored}
+        self._shapes = expected_shapes(geometry, fused)
+        self._check()
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor of that canonical name; integers keep their type, small parameters are float32."""
-        if name not in self._where:
-            raise CheckpointError(f"{self.path}: tensor {name} is missing")
-        file, stored = self._where[name]
-        tensor: Tensor = self._files[file].get_tensor(stored)
-        return tensor.to(self._dtype_of(name)) if tensor.is_floating_point() else tensor
+        """The tensor of that canonical name, dequantised; raises CheckpointError when the model has no such tensor."""
+        tensor = self._read(name)
+        if name.endswith(".tid2eid"):
+            return self._hash_table(name, tensor)
+        small = len(self._shapes[name]) == 1 or name.endswith((".ape", "_fn"))
+        return tensor.to(torch.float32 if small else self.dtype)
 
     def experts(self, layer: int, part: slice) -> tuple[Tensor, Tensor]:
         """Routed experts ``part``: (w1 over w3 [E, 2 * width, hidden], w2 [E, hidden, width])."""
         prefix = f"layers.{layer}.ffn.experts"
-        if f"{prefix}.w13" in self._where:
-            return self._fused(f"{prefix}.w13", part), self._fused(f"{prefix}.w2", part)
+        fused = [self._stored.get(f"{prefix}.{name}") for name in ("w13", "w2")]
+        if fused[0] is not None and fused[1] is not None:
+            return fused[0].read(part).to(self.dtype), fused[1].read(part).to(self.dtype)
         width, hidden = self.geometry.expert_width, self.geometry.hidden_size
-        count = part.stop - part.start
-        w13 = torch.empty(count, 2 * width, hidden, dtype=self.dtype)
-        w2 = torch.empty(count, hidden, width, dtype=self.dtype)
-        for row, expert in enumerate(range(part.start, part.stop)):
-            w13[row, :width] = self.tensor(f"{prefix}.{expert}.w1.weight")
-            w13[row, width:] = self.tensor(f"{prefix}.{expert}.w3.weight")
-            w2[row] = self.tensor(f"{prefix}.{expert}.w2.weight")
+        chosen = range(*part.indices(self.geometry.num_experts))
+        w13 = torch.empty(len(chosen), 2 * width, hidden, dtype=self.dtype)
+        w2 = torch.empty(len(chosen), hidden, width, dtype=self.dtype)
+        for row, expert in enumerate(chosen):
+            w13[row, :width] = self._read(f"{prefix}.{expert}.w1.weight")
+            w13[row, width:] = self._read(f"{prefix}.{expert}.w3.weight")
+            w2[row] = self._read(f"{prefix}.{expert}.w2.weight")
         return w13, w2
 
-    def _fused(self, name: str, part: slice) -> Tensor:
-        file, stored = self._where[name]
-        tensor: Tensor = self._files[file].get_slice(stored)[part]
-        return tensor.to(self.dtype)
+    def _read(self, name: str) -> Tensor:
+        if name not in self._shapes:
+            raise CheckpointError(f"{self.path}: this model has no tensor {name}")
+        return read_weight(self._stored[name], self._stored.get(scale_name(name)), self._block)
 
-    def _dtype_of(self, name: str) -> torch.dtype:
-        matrix = len(self._shapes[name]) > 1 and not name.endswith((".ape", "_fn"))
-        return self.dtype if matrix else torch.float32
+    def _hash_table(self, name: str, table: Tensor) -> Tensor:
+        experts = self.geometry.num_experts
+        if bool(((table < 0) | (table >= experts)).any()):
+            raise CheckpointError(f"{self.path}: tensor {name} names experts outside 0..{experts - 1}")
+        return table.long()
+
+    def _check(self) -> None:
+        """Raise unless exactly the expected tensors are there, each of a known dtype, the right shape and scale."""
+        used = self._shapes.keys() | {scale_name(name) for name in self._shapes}
+        _refuse_unknown(self.path, [stored.name for name, stored in self._stored.items() if name not in used])
+        missing = [name for name in self._shapes if name not in self._stored]
+        if missing:
+            raise CheckpointError(f"{self.path}: {_count(missing, 'tensor')} missing: {_few(missing)}")
+        for name, shape in self._shapes.items():
+            stored, scale = self._stored[name], self._stored.get(scale_name(name))
+            allowed = _allowed_dtypes(name, shape)
+            if stored.dtype not in allowed:
+                raise UnsupportedModelError(
+                    f"{stored.file}: tensor {stored.name} has dtype {stored.dtype}, supported are {', '.join(allowed)}"
+                )
+            found = stored.shape if name.endswith(".tid2eid") else logical_shape(stored)
+            if found != shape:
+                raise CheckpointError(
+                    f"{stored.file}: tensor {stored.name} has shape {list(found)}, expected {list(shape)}"
+                )
+            if not name.endswith(".tid2eid"):
+                check_scale(stored, scale, self._block)
+
+
+def _allowed_dtypes(name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+    """Quantised are matrices only, and only routed experts are packed two values a byte."""
+    if name.endswith(".tid2eid"):
+        return ("I64", "I32")
+    if len(shape) != 2 or not name.endswith(".weight"):
+        return PLAIN
+    return (*PLAIN, FP8, *PACKED) if ".ffn.experts." in name else (*PLAIN, FP8)
+
+
+def _collect(path: Path) -> dict[str, StoredTensor]:
+    """Canonical name -> stored tensor over all files of a folder; refuses names that mean nothing or the same."""
+    stored: dict[str, StoredTensor] = {}
+    unknown = []
+    for file in _weight_files(path):
+        for name, tensor in read_header(file).items():
+            canonical = canonical_name(name)
+            if ignored(name):
+                continue
+            if canonical is None:
+                unknown.append(name)
+            elif canonical in stored:
+                other = stored[canonical]
+                raise CheckpointError(f"{file}: tensor {name} is also there as {other.name} in {other.file.name}")
+            else:
+                stored[canonical] = tensor
+    _refuse_unknown(path, unknown)
+    return stored
+
+
+def _weight_files(path: Path) -> list[Path]:
+    """The files an index lists when there is one, else every safetensors file of the folder."""
+    index = path / INDEX
+    if not index.exists():
+        files = sorted(path.glob("*.safetensors"))
+        if files:
+            return files
+        pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
+        hint = f"; {pickled[0]} is pickled and never loaded, save as safetensors" if pickled else ""
+        raise CheckpointError(f"{path}: no *.safetensors files{hint}")
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        plain = all(Path(name).name == name for name in names)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise CheckpointError(f"{index}: not an index of safetensors files (no weight_map of file names)") from None
+    if not names or not plain:
+        raise CheckpointError(f"{index}: weight_map must name files in the same folder")
+    missing = [name for name in names if not (path / name).is_file()]
+    if missing:
+        raise CheckpointError(f"{path}: {_count(missing, 'file')} listed in {INDEX} missing: {_few(missing)}")
+    return [path / name for name in names]
+
+
+def _refuse_unknown(path: Path, names: Sequence[str]) -> None:
+    if names:
+        raise UnsupportedModelError(f"{path}: {_count(names, 'tensor')} unknown to this model: {_few(names)}")
+
+
+def _count(items: Sequence[str], noun: str) -> str:
+    return f"1 {noun} is" if len(items) == 1 else f"{len(items)} {noun}s are"
+
+
+def _few(items: Sequence[str]) -> str:
+    return ", ".join(items[:3]) + (", ..." if len(items) > 3 else "")

@@ -9,7 +9,6 @@ that the reference configuration class gives it.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from redknot.errors import CheckpointError, UnsupportedModelError
+from redknot.model.configfile import read_config
 
 MODEL_TYPE = "deepseek_v4"
 
@@ -124,13 +124,15 @@ class Geometry:
 
     def __post_init__(self) -> None:
         """Refuse a geometry whose parts cannot fit together."""
+        for field, value in vars(self).items():
+            if type(value) is int and value < 1 and field != "bos_token_id":
+                raise CheckpointError(f"config.json: {field} is {value}; it must be positive")
         checks = {
             "num_attention_heads must divide into o_groups": self.num_heads % self.o_groups == 0,
             "qk_rope_head_dim must be even and at most head_dim": self.rope_dim % 2 == 0
             and 0 < self.rope_dim <= min(self.head_dim, self.index_head_dim),
             "num_experts_per_tok must not exceed n_routed_experts": self.experts_per_token <= self.num_experts,
             "layer_types and mlp_layer_types must have the same length": len(self.kinds) == len(self.hash_layers),
-            "sliding_window must be positive": self.window > 0,
             "scoring_func must be sqrtsoftplus, softmax or sigmoid": self.scoring
             in ("sqrtsoftplus", "softmax", "sigmoid"),
         }
@@ -140,23 +142,20 @@ class Geometry:
 
 
 def load_geometry(checkpoint: Path) -> Geometry:
-    """Read ``config.json`` of a checkpoint folder.
-
-    Raises CheckpointError when the file is missing or not JSON, UnsupportedModelError for another model.
-    """
-    path = checkpoint / "config.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{checkpoint}: no config.json; give the folder of a DeepSeek-V4 checkpoint") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON ({error})") from None
-    return geometry_from_config(raw)
+    """Read the geometry of a checkpoint folder; raises as ``read_config`` and ``geometry_from_config`` do."""
+    return geometry_from_config(read_config(checkpoint))
 
 
 def geometry_from_config(config: Mapping[str, Any]) -> Geometry:
-    """Translate a configuration in either spelling; see the module docstring."""
-    _refuse_other_models(config)
+    """Translate a configuration in either spelling; raises CheckpointError, UnsupportedModelError for other models."""
+    try:
+        _refuse_other_models(config)
+        return _geometry(config)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise CheckpointError(f"config.json: a value has the wrong type ({error})") from None
+
+
+def _geometry(config: Mapping[str, Any]) -> Geometry:
     layers = int(_need(config, "num_hidden_layers"))
     kinds, csa_ratio, hca_ratio = _layer_kinds(config, layers)
     head_dim = int(_need(config, "head_dim"))
@@ -173,7 +172,7 @@ def geometry_from_config(config: Mapping[str, Any]) -> Geometry:
         o_lora_rank=int(_need(config, "o_lora_rank")),
         num_experts=int(_need(config, "n_routed_experts")),
         experts_per_token=int(_need(config, "num_experts_per_tok")),
-        num_shared_experts=int(config.get("n_shared_experts", 1)),
+        num_shared_experts=1,
         expert_width=int(_need(config, "moe_intermediate_size")),
         scoring=str(config.get("scoring_func", "sqrtsoftplus")),
         routed_scale=float(config.get("routed_scaling_factor", 1.5)),
@@ -200,28 +199,30 @@ def geometry_from_config(config: Mapping[str, Any]) -> Geometry:
 
 
 # Keys that only the V4.1 layout has (SGLang 0.5.23, configs/deepseek_v4.py): it shares entries between layers.
-_V41_KEYS = ("kv_source_layer_ids", "index_source_layer_ids", "late_layer_start")
+_V41_KEYS = ("kv_source_layer_ids", "index_source_layer_ids", "late_layer_start", "engram_layer_ids")
+# Keys that may only have one value, since the arithmetic here is written for it.
+_FIXED = {
+    "attention_bias": (False, "has no biases"),
+    "mlp_bias": (False, "has no biases"),
+    "norm_topk_prob": (True, "normalises the chosen experts"),
+    "hidden_act": ("silu", "gates with silu"),
+    "num_key_value_heads": (1, "shares one latent"),
+    "n_shared_experts": (1, "has one shared expert"),
+}
 
 
 def _refuse_other_models(config: Mapping[str, Any]) -> None:
     model_type = config.get("model_type")
-    architectures = config.get("architectures") or []
-    names = f"{model_type} {architectures}".lower().replace(".", "_")
-    if "v4_1" in names or "v41" in names or any(config.get(key) is not None for key in _V41_KEYS):
-        raise UnsupportedModelError(
-            "DeepSeek-V4.1 has another layout and is not supported; use a DeepSeek-V4 checkpoint"
-        )
+    names = f"{model_type} {config.get('architectures')}".lower().replace(".", "_")
+    nested = config.get("text_config") or {}  # where V4.1 keeps its geometry
+    keys = any(source.get(key) is not None for source in (config, nested) for key in _V41_KEYS)
+    if "v4_1" in names or "v41" in names or keys:
+        raise UnsupportedModelError("DeepSeek-V4.1 has another layout and is not supported; use DeepSeek-V4")
     if model_type != MODEL_TYPE:
         raise UnsupportedModelError(f"model_type {model_type!r} is not supported; RedKnot serves {MODEL_TYPE!r}")
-    for key in ("attention_bias", "mlp_bias"):
-        if config.get(key):
-            raise UnsupportedModelError(f"config.json: {key} is true; DeepSeek-V4 has no biases")
-    if config.get("norm_topk_prob") is False:
-        raise UnsupportedModelError("config.json: norm_topk_prob is false; DeepSeek-V4 normalises the chosen experts")
-    if config.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModelError(f"config.json: hidden_act {config['hidden_act']!r} is not silu")
-    if int(config.get("num_key_value_heads", 1)) != 1:
-        raise UnsupportedModelError("config.json: num_key_value_heads is not 1; DeepSeek-V4 shares one latent")
+    for key, (value, meaning) in _FIXED.items():
+        if config.get(key) not in (None, value):
+            raise UnsupportedModelError(f"config.json: {key} {config[key]!r} is not supported; DeepSeek-V4 {meaning}")
 
 
 def _need(config: Mapping[str, Any], key: str) -> Any:
@@ -232,12 +233,11 @@ def _need(config: Mapping[str, Any], key: str) -> Any:
 
 def _layer_kinds(config: Mapping[str, Any], layers: int) -> tuple[tuple[LayerKind, ...], int, int]:
     rates = dict(config.get("compress_rates") or {})
-    csa = int(rates.get(LayerKind.CSA, config.get("compress_rate_csa", 4)))
-    hca = int(rates.get(LayerKind.HCA, config.get("compress_rate_hca", 128)))
+    csa = int(config.get("compress_rate_csa") or rates.get(LayerKind.CSA, 4))
+    hca = int(config.get("compress_rate_hca") or rates.get(LayerKind.HCA, 128))
     if config.get("layer_types") is not None:
-        names = list(config["layer_types"])
         try:
-            kinds = tuple(LayerKind(name) for name in names)
+            kinds = tuple(LayerKind(name) for name in config["layer_types"])
         except ValueError as error:
             raise UnsupportedModelError(f"config.json: layer_types: {error}") from None
     else:
@@ -247,7 +247,7 @@ def _layer_kinds(config: Mapping[str, Any], layers: int) -> tuple[tuple[LayerKin
         if unknown:
             raise UnsupportedModelError(f"config.json: compress_ratios {unknown} are none of 0, {csa}, {hca}")
         kinds = tuple(table[ratio] for ratio in ratios)
-    if len(kinds) < layers:
+    if not 0 < layers <= len(kinds):
         raise CheckpointError(f"config.json: {len(kinds)} layer kinds for num_hidden_layers {layers}")
     return kinds[:layers], csa, hca
 
@@ -264,9 +264,8 @@ def _hash_layers(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
 
 
 def _rope_dim(config: Mapping[str, Any], head_dim: int) -> int:
-    factor = config.get("partial_rotary_factor")
-    if factor is not None:
-        return int(head_dim * factor)
+    if config.get("partial_rotary_factor") is not None:
+        return int(head_dim * config["partial_rotary_factor"])
     return int(config.get("qk_rope_head_dim", head_dim * 64 // 512))
 
 
@@ -286,8 +285,9 @@ def _rope_spec(parameters: Mapping[str, Any], theta: float | None) -> RopeSpec:
         return RopeSpec(base)
     if kind != "yarn":
         raise UnsupportedModelError(f"config.json: rope type {kind!r} is neither default nor yarn")
-    if float(parameters.get("attention_factor", 1.0)) != 1.0:
-        raise UnsupportedModelError("config.json: rope attention_factor is not 1; DeepSeek-V4 keeps the amplitude")
+    for key, value in (("attention_factor", 1), ("truncate", True)):  # the amplitude and the ramp of DeepSeek-V4
+        if parameters.get(key) not in (None, value):
+            raise UnsupportedModelError(f"config.json: rope {key} {parameters[key]!r} is not supported, only {value}")
     return RopeSpec(
         base,
         YarnScaling(

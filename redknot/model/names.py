@@ -8,13 +8,14 @@ throughout (``model.layers.3.self_attn.q_a_proj.weight``, with all experts of a 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from redknot.model.geometry import Geometry, LayerKind
 
 _IGNORED = re.compile(r"(model\.)?mtp\.")
 _LAYER = re.compile(r"layers\.(0|[1-9]\d*)\.(.+)")
 _EXPERT = re.compile(r"experts\.(0|[1-9]\d*)\.(.+)")
-_SCALE_SUFFIXES = (".scale", ".weight_scale_inv", ".weight_scale", "_scale_inv")
+_SCALE_SUFFIXES = (".scale", ".weight_scale_inv")
 
 # Where a module holds another's parts, transformers nests the indexer inside the compressor.
 _MODULES = (
@@ -92,8 +93,7 @@ def canonical_name(name: str) -> str | None:
         return plain
     for suffix in _SCALE_SUFFIXES:
         if name.endswith(suffix):
-            stem = name.removesuffix(suffix)
-            weight = _unscaled_name(f"{stem}.weight") or _unscaled_name(stem)
+            weight = _unscaled_name(f"{name.removesuffix(suffix)}.weight")
             return scale_name(weight) if weight is not None else None
     return None
 
@@ -122,18 +122,16 @@ def _unscaled_name(name: str) -> str | None:
     return f"layers.{layer}.{known}" if known is not None else None
 
 
-def expected_shapes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
-    """Canonical name and shape of every tensor of a geometry, routed experts one by one."""
+def expected_shapes(geometry: Geometry, fused: Collection[int] = ()) -> dict[str, tuple[int, ...]]:
+    """Canonical name and shape of every tensor; routed experts one by one, but as two tensors in ``fused`` layers."""
     g = geometry
-    shapes: dict[str, tuple[int, ...]] = {
-        "embed.weight": (g.vocab_size, g.hidden_size),
-        "norm.weight": (g.hidden_size,),
-    }
+    shapes: dict[str, tuple[int, ...]] = {"embed.weight": (g.vocab_size, g.hidden_size)}
+    shapes["norm.weight"] = (g.hidden_size,)
     if not g.tie_embeddings:
         shapes["head.weight"] = (g.vocab_size, g.hidden_size)
     shapes |= _hyper_connection_shapes(g, "hc_head", g.hc_mult, 1)
     for layer in range(g.num_layers):
-        for part, shape in (_attention_shapes(g, layer) | _expert_shapes(g, layer)).items():
+        for part, shape in (_block_shapes(g, layer) | _moe_shapes(g, layer, layer in fused)).items():
             shapes[f"layers.{layer}.{part}"] = shape
     return shapes
 
@@ -155,7 +153,7 @@ def _compressor_shapes(g: Geometry, prefix: str, ratio: int, width: int, copies:
     }
 
 
-def _attention_shapes(g: Geometry, layer: int) -> dict[str, tuple[int, ...]]:
+def _block_shapes(g: Geometry, layer: int) -> dict[str, tuple[int, ...]]:
     mixes = (2 + g.hc_mult) * g.hc_mult
     shapes: dict[str, tuple[int, ...]] = {
         "attn_norm.weight": (g.hidden_size,),
@@ -182,14 +180,19 @@ def _attention_shapes(g: Geometry, layer: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _expert_shapes(g: Geometry, layer: int) -> dict[str, tuple[int, ...]]:
+def _moe_shapes(g: Geometry, layer: int, fused: bool) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"ffn.gate.weight": (g.num_experts, g.hidden_size)}
     if g.hash_layers[layer]:
         shapes["ffn.gate.tid2eid"] = (g.vocab_size, g.experts_per_token)
     else:
         shapes["ffn.gate.bias"] = (g.num_experts,)
-    widths = {f"ffn.experts.{expert}": g.expert_width for expert in range(g.num_experts)}
-    for prefix, width in (widths | {"ffn.shared_experts": g.expert_width * g.num_shared_experts}).items():
+    widths = {"ffn.shared_experts": g.expert_width * g.num_shared_experts}
+    if fused:
+        shapes["ffn.experts.w13"] = (g.num_experts, 2 * g.expert_width, g.hidden_size)
+        shapes["ffn.experts.w2"] = (g.num_experts, g.hidden_size, g.expert_width)
+    else:
+        widths |= {f"ffn.experts.{expert}": g.expert_width for expert in range(g.num_experts)}
+    for prefix, width in widths.items():
         shapes[f"{prefix}.w1.weight"] = (width, g.hidden_size)
         shapes[f"{prefix}.w2.weight"] = (g.hidden_size, width)
         shapes[f"{prefix}.w3.weight"] = (width, g.hidden_size)

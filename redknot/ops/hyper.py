@@ -22,6 +22,10 @@ class Mixing:
     post: Tensor  # [T, hc]
     comb: Tensor  # [T, hc, hc], doubly stochastic
 
+    def of(self, rows: Tensor) -> Mixing:
+        """The mixing of some rows."""
+        return Mixing(self.post[rows], self.comb[rows])
+
 
 def _coefficients(weights: HyperConnectionWeights, streams: Tensor, norm_eps: float) -> Tensor:
     """Raw mixing coefficients [T, rows of fn]: the RMS-normalised streams through ``fn``."""

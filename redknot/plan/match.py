@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import index as as_int
 from typing import Any
 
@@ -43,7 +44,7 @@ from redknot.plan.token_index import (
 
 _PATIENCE = 4_000_000  # in units of roughly 5 ns
 _COST_EXAMINE = 10_000
-_COST_BLOCK = 2_000
+_COST_BLOCK = 500
 _MAX_COLLISIONS = 256
 
 
@@ -70,6 +71,7 @@ def match_tokens(tokens: npt.NDArray[Any], index: TokenIndex) -> tuple[Match, ..
     search = _Search(checked, index, segments)
     search.take_runs()
     search.take_short_documents()
+    index.counters["match_cut_short"] += search.cut_short
     return tuple(sorted(search.matches, key=lambda match: match.start))
 
 
@@ -134,11 +136,20 @@ class _Run:
     ends: bool = False
     document: Document | None = None
     doc_start: int = 0
-    collided: bool = False
 
     @property
     def merit(self) -> tuple[int, bool, int]:
         return self.length, self.ends, -self.document.serial if self.document else 0
+
+
+class _Memo:
+    """A segment whose answers are kept for one search: repetitive requests ask the same again and again."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.narrow = cache(segment.narrow)
+        self.tails = cache(segment.tails)
+        self.earliest = cache(segment.earliest)
+        self.locate = segment.locate
 
 
 class _Search:
@@ -146,32 +157,37 @@ class _Search:
 
     def __init__(self, tokens: Tokens, index: TokenIndex, segments: list[Segment]) -> None:
         self.matches: list[Match] = []
+        self.cut_short = False
         self._tokens = tokens
         self._index = index
         self._prefix = index.hasher.prefix(tokens)
         self._symbols: Hashes = block_symbols(index.hasher.windows(self._prefix, index.block))
         self._patience = _PATIENCE
         self._collisions = 0
-        self._earliest: dict[tuple[Segment, int, int], int] = {}
         places = index.candidates(self._symbols)
-        lookups = [segment.lookup(self._symbols[places]) for segment in segments] if places.size else []
-        reach = np.max([found[2] for found in lookups], axis=0) if lookups else np.zeros(0, np.int64)
+        lookups = [(segment, segment.lookup(self._symbols[places])) for segment in segments]
+        reach = np.max([found.reach for _, found in lookups], axis=0) if lookups else np.zeros(0, np.int64)
         known = np.flatnonzero(reach)
         self._places = places[known]
-        self._intervals = [(segment, low[known], high[known]) for segment, (low, high, _) in zip(segments, lookups)]
+        self._intervals = [(_Memo(segment), found.low[known], found.high[known]) for segment, found in lookups]
         self._limits = tokens.size - self._places  # tokens to the next taken run or the end
-        self._bounds = self._upper_bounds(reach[known]) if known.size else reach
+        self._bounds = reach[known]
+        if known.size:
+            closing = np.max([found.closing for _, found in lookups], axis=0)
+            self._bounds = self._upper_bounds(reach[known], closing[known])
 
-    def _upper_bounds(self, reach: Ints) -> Ints:
+    def _upper_bounds(self, reach: Ints, closing: Ints) -> Ints:
         """Per place, a length no run there exceeds: its blocks must be places too, and documents end."""
         size, block = self._tokens.size, self._index.block
-        rows = -(-size // block)
-        tokens_left = size - np.arange(rows * block)
-        caps = np.minimum(tokens_left, self._index.longest_tail)
-        caps[self._places] = np.minimum(reach, tokens_left[self._places])
-        table = caps.reshape(rows, block) + np.arange(0, rows * block, block)[:, None]
-        lowest = np.minimum.accumulate(table[::-1], axis=0)[::-1].reshape(-1)
-        return self._admissible(lowest[self._places] - self._places // block * block)
+        rows = size // block + 1
+        caps = np.zeros(rows * block, np.int64)
+        caps[self._places + block] = closing
+        caps[self._places] = reach
+        np.minimum(caps, size - np.arange(caps.size), out=caps)
+        table = caps.reshape(rows, block)
+        table += np.arange(0, rows * block, block)[:, None]
+        np.minimum.accumulate(table[::-1], axis=0, out=table[::-1])
+        return self._admissible(caps[self._places] - self._places // block * block)
 
     def _admissible(self, limits: Ints) -> Ints:
         block, rest = self._index.block, limits % self._index.block
@@ -187,37 +203,39 @@ class _Search:
                 return
             run = examined.get(at)
             if run is None or run.length != bound:
+                collisions = self._collisions
                 run = examined[at] = self._examine(at, min(bound, int(self._limits[at])))
                 if self._collisions > _MAX_COLLISIONS:
-                    self._index.counters["match_cut_short"] += 1
+                    self.cut_short = True
                     return
-                if run.length < bound and self._may_look_elsewhere(run):
-                    self._learn(at, run)
+                if run.length < bound and self._patience > 0:
+                    if self._collisions == collisions:
+                        self._learn(at, run.length)
+                    self._bounds[at] = run.length
                     continue
             if run.document is None:
                 self._bounds[at] = 0
             else:
                 self._take(at, bound, run, run.document)
 
-    def _may_look_elsewhere(self, run: _Run) -> bool:
-        if self._patience <= 0:
-            return False
-        self._patience -= _COST_EXAMINE + _COST_BLOCK * (run.length // self._index.block) + self._places.size
-        if self._patience <= 0:
-            self._index.counters["match_cut_short"] += 1
-        return True
-
-    def _learn(self, at: int, run: _Run) -> None:
-        """The run was shorter than its bound: so it is wherever the same tokens follow."""
-        self._bounds[at] = run.length
-        width = (run.length // self._index.block + 1) * self._index.block
-        place, size = int(self._places[at]), self._tokens.size
-        if run.collided or width > self._limits[at]:
-            return  # a false hit, or cut by a taken run: says nothing about other places
-        others = np.flatnonzero((self._bounds > run.length) & (self._places <= size - width))
-        hashes = self._index.hasher.windows(self._prefix, width, self._places[others])
-        same = hashes == self._index.hasher.windows(self._prefix, width, place)
-        self._bounds[others[same]] = run.length
+    def _learn(self, at: int, length: int) -> None:
+        """The run was shorter than its bound: so it is wherever the same tokens follow, as far as a run may go."""
+        block, place, limit = self._index.block, int(self._places[at]), int(self._limits[at])
+        refuted = (length // block + 1) * block
+        doubtful = self._bounds > length
+        if refuted > limit:  # cut by a taken run or the end: says nothing of places with more room
+            doubtful &= self._limits <= limit
+        others = np.flatnonzero(doubtful)
+        self._patience -= _COST_EXAMINE + _COST_BLOCK * (length // block) + others.size
+        self.cut_short |= self._patience <= 0
+        if refuted <= limit:  # the last block differs mostly: cheaper to see than the whole
+            last = np.minimum(self._places[others] + (refuted - block), self._symbols.size - 1)
+            alike = self._symbols[last] == self._symbols[place + refuted - block]
+            others = others[alike | (self._limits[others] < refuted)]
+        widths = np.minimum(self._limits[others], refuted)
+        hashes = self._index.hasher.windows(self._prefix, widths, self._places[others])
+        same = hashes == self._index.hasher.windows(self._prefix, widths, place)
+        self._bounds[others[same]] = length
 
     def _take(self, at: int, bound: int, run: _Run, document: Document) -> None:
         place = int(self._places[at])
@@ -239,31 +257,24 @@ class _Search:
                 best = max(best, self._examine_segment(segment, place, limit, low, high), key=lambda run: run.merit)
         return best
 
-    def _examine_segment(self, segment: Segment, place: int, limit: int, low: int, high: int) -> _Run:
+    def _examine_segment(self, segment: _Memo, place: int, limit: int, low: int, high: int) -> _Run:
         block, depth = self._index.block, 1
         while high - low > 1 and (depth + 1) * block <= limit:
             narrowed = segment.narrow(low, high, depth, self._symbols[place + depth * block])
             if narrowed == (0, 0):
                 break
             low, high, depth = *narrowed, depth + 1
-        suffix = int(segment.order[low])
-        if high - low > 1:
-            suffix = self._ending_suffix(segment, place, limit, low, high, depth)
-            if suffix < 0:
-                suffix = self._earliest_suffix(segment, low, high)
-        slot = int(segment.owners[suffix])
-        document = segment.documents[slot]
-        doc_start = (suffix - int(segment.firsts[slot])) * block
+        suffix = self._ending_suffix(segment, place, limit, low, high, depth) if high - low > 1 else -1
+        document, doc_start = segment.locate(suffix if suffix >= 0 else segment.earliest(low, high))
         same = _common_prefix(self._tokens[place : place + limit], document.tokens[doc_start:])
         ends = same == document.tokens.size - doc_start
         length = same if ends else same // block * block
-        collided = length < depth * block
-        if collided:
+        if length < depth * block:
             self._collisions += 1
             self._index.counters["match_collisions"] += 1
-        return _Run(length, ends, document if length else None, doc_start, collided)
+        return _Run(length, ends, document if length else None, doc_start)
 
-    def _ending_suffix(self, segment: Segment, place: int, limit: int, low: int, high: int, depth: int) -> int:
+    def _ending_suffix(self, segment: _Memo, place: int, limit: int, low: int, high: int, depth: int) -> int:
         """Among suffixes equal for `depth` blocks, the best that also ends as the request goes on; -1 if none."""
         tails = segment.tails(low, high, depth)
         if not tails.size:
@@ -272,18 +283,13 @@ class _Search:
         lengths = np.arange(1, min(limit - depth * self._index.block, self._index.longest_tail) + 1)
         sought = tail_symbols(self._index.hasher.windows(self._prefix, lengths, at), lengths)[::-1]
         sought = np.append(sought, np.uint64(0))  # longest first, no tail last
-        starts, stops = np.searchsorted(tails, sought), np.searchsorted(tails, sought, side="right")
-        for choice in np.flatnonzero(starts < stops):
-            suffix = self._earliest_suffix(segment, low + int(starts[choice]), low + int(stops[choice]))
+        starts = tails.searchsorted(sought)
+        for choice in np.flatnonzero(tails[np.minimum(starts, tails.size - 1)] == sought):
+            stop = int(tails.searchsorted(sought[choice], side="right"))
+            suffix = segment.earliest(low + int(starts[choice]), low + stop)
             if suffix >= 0:
                 return suffix
         return -1
-
-    def _earliest_suffix(self, segment: Segment, low: int, high: int) -> int:
-        key = (segment, low, high)
-        if key not in self._earliest:
-            self._earliest[key] = segment.earliest(low, high)
-        return self._earliest[key]
 
     def take_short_documents(self) -> None:
         """Whole documents shorter than a block, in what the runs left over: one pass per distinct length."""
@@ -297,8 +303,11 @@ class _Search:
             cursor = 0
             for place in np.flatnonzero(np.isin(hashes, known) & (sums[length:] == sums[:-length])):
                 content = self._tokens[place : place + length]
-                if place < cursor or self._collisions > _MAX_COLLISIONS:
+                if place < cursor:
                     continue
+                if self._collisions > _MAX_COLLISIONS:
+                    self.cut_short = True
+                    return
                 before = self._index.counters["match_collisions"]
                 document = _whole_document(content, int(hashes[place]), self._index)
                 self._collisions += self._index.counters["match_collisions"] - before

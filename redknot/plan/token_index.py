@@ -98,6 +98,7 @@ class RollingHash:
 
 
 def block_symbols(hashes: Hashes) -> Hashes:
+    """Symbols of whole blocks: never equal to a tail's, whatever the hash function does."""
     return hashes | _BLOCK_BIT
 
 
@@ -120,11 +121,22 @@ class Document:
     slot: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Per symbol asked for, zeros where it is unknown."""
+
+    low: Ints  # the suffixes that start with it: order[low:high]
+    high: Ints
+    reach: Ints  # the most tokens that any of these documents has from here on
+    closing: Ints  # the longest tail behind it where it is a document's last whole block
+
+
 class Segment:
     """A suffix array over the block strings of some documents, in order of addition; immutable but for `drop`."""
 
     def __init__(self, documents: list[Document], block: int) -> None:
         self.documents = documents
+        self._block = block
         self.symbols = np.concatenate([document.symbols for document in documents])
         counts = np.array([document.symbols.size for document in documents])
         ends = np.cumsum(counts)
@@ -138,9 +150,12 @@ class Segment:
         self._bounds = np.append(fresh, heads.size)
         lengths = np.array([document.tokens.size for document in documents])
         owners = self.owners[self.order]
-        self._reach = np.maximum.reduceat(lengths[owners] - (self.order - self.firsts[owners]) * block, fresh)
+        left = lengths[owners] - (self.order - self.firsts[owners]) * block
+        self._reach = np.maximum.reduceat(left, fresh)
+        self._closing = np.maximum.reduceat(np.where(left < 2 * block, left - block, 0), fresh)
         self._alive = np.ones(len(documents), bool)
-        self._alive_sums: Ints | None = None
+        self._alive_sums: Ints | None = None  # living suffixes before each place of `order`; None while all live
+        self._stale = False  # the sums are older than the last drop; the next lookup, first in a search, renews them
         for slot, document in enumerate(documents):
             document.segment, document.slot = self, slot
 
@@ -159,16 +174,19 @@ class Segment:
     def drop(self, document: Document) -> None:
         """Hide a document from every later search."""
         self._alive[document.slot] = False
-        self._alive_sums = np.concatenate([[0], np.cumsum(self._alive[self.owners[self.order]])])
+        self._stale = True
 
-    def lookup(self, symbols: Hashes) -> tuple[Ints, Ints, Ints]:
-        """Per symbol: the interval [low, high) of suffixes that start with it, and the most tokens any has left."""
+    def lookup(self, symbols: Hashes) -> Lookup:
+        """What this segment knows of each symbol."""
+        if self._stale:
+            self._alive_sums = np.concatenate([[0], np.cumsum(self._alive[self.owners[self.order]])])
+            self._stale = False
         at = np.minimum(np.searchsorted(self._keys, symbols), self._keys.size - 1)
         known = self._keys[at] == symbols
         low, high = self._bounds[at], self._bounds[at + 1]
         if self._alive_sums is not None:
             known &= self._alive_sums[high] > self._alive_sums[low]
-        return low * known, high * known, self._reach[at] * known
+        return Lookup(low * known, high * known, self._reach[at] * known, self._closing[at] * known)
 
     def narrow(self, low: int, high: int, depth: int, symbol: np.uint64) -> tuple[int, int]:
         """The part of the interval whose symbol number `depth` is `symbol`; (0, 0) when no living document is there."""
@@ -200,6 +218,11 @@ class Segment:
         if self._alive_sums is not None:
             positions = positions[self._alive[self.owners[positions]]]
         return int(positions.min()) if positions.size else -1
+
+    def locate(self, suffix: int) -> tuple[Document, int]:
+        """The document of a suffix, and the token its block starts at."""
+        slot = int(self.owners[suffix])
+        return self.documents[slot], (suffix - int(self.firsts[slot])) * self._block
 
 
 def _suffix_order(symbols: Hashes, ends: Ints) -> Ints:
@@ -253,7 +276,7 @@ class TokenIndex:
         self._pending: dict[str, Document] = {}
         self._segments: list[Segment] = []
         self._prefilter = np.zeros(1, bool)
-        self._shift = np.uint64(63)
+        self._shift = 63
         self._serial = 0
 
     def __len__(self) -> int:
@@ -315,7 +338,7 @@ class TokenIndex:
 
     def candidates(self, symbols: Hashes) -> Ints:
         """Where `symbols` may be known: all that are, and a few that are not."""
-        return np.flatnonzero(self._prefilter[(symbols >> self._shift).view(np.int64)])
+        return np.flatnonzero(self._prefilter[symbols.view(np.int64) >> self._shift])
 
     def _get(self, artifact_id: str) -> Document:
         if artifact_id not in self._documents:
@@ -357,10 +380,9 @@ class TokenIndex:
         bits = min(_MAX_PREFILTER_BITS, max(10, (_SLOTS_PER_BLOCK * blocks - 1).bit_length()))
         fresh = self._segments[-1:]
         if 1 << bits > self._prefilter.size:
-            # block symbols have their top bit set: only the half of the table above it would be used
             self._prefilter = np.zeros(1 << bits, bool)
-            self._shift = np.uint64(64 - bits)
+            self._shift = 63 - bits
             fresh = self._segments
         for segment in fresh:
-            symbols = segment.symbols[segment.order]
-            self._prefilter[(symbols >> self._shift).view(np.int64)] = True
+            # the top bit of a block symbol is set: as int64 it indexes the table from its end, -size..-1
+            self._prefilter[segment.symbols[segment.order].view(np.int64) >> self._shift] = True

@@ -1,0 +1,88 @@
+"""What one request keeps of the rows it ran or restored: segments in their own frames.
+
+A segment is a run of tokens whose latents are stored at the positions they were computed at (its canonical frame):
+a known document at 0..n-1, new text at 0..m-1, or a whole prompt. ``offset`` says where position 0 of that frame
+lies in the request, so nothing moves when a document appears somewhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from redknot.model.geometry import Geometry, LayerKind
+
+
+@dataclass(eq=False)
+class LayerLatents:
+    """One layer of one segment; row i of each tensor is counted from the segment's start."""
+
+    window: Tensor  # [rows, d], rotated latents
+    entries: Tensor  # [entries, d]
+    index_keys: Tensor  # [entries, index_head_dim]
+
+
+@dataclass(eq=False)
+class Segment:
+    """Tokens [start, end) of a canonical frame, placed so that frame position p is request position offset + p.
+
+    ``start`` is a multiple of the block length. A closed segment has a partial entry over the rows of its open
+    group; the last segment of a request stays open and grows.
+    """
+
+    offset: int
+    start: int
+    end: int
+    closed: bool
+    layers: list[LayerLatents] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Tokens present."""
+        return self.end - self.start
+
+    @property
+    def first(self) -> int:
+        """Request position of the first token."""
+        return self.offset + self.start
+
+    @property
+    def stop(self) -> int:
+        """Request position behind the last token."""
+        return self.offset + self.end
+
+    def entries(self, ratio: int) -> int:
+        """Compressed entries that exist once every row is there."""
+        return -(-self.length // ratio) if self.closed else self.length // ratio
+
+    def visible(self, positions: Tensor, ratio: int) -> Tensor:
+        """How many entries each request position sees: [T] int64.
+
+        An entry is visible from its group's last token on, a partial one from the segment's last token on.
+        """
+        seen = (positions - self.first + 1).clamp(0, self.length)
+        count = seen // ratio
+        if self.closed and self.length % ratio:
+            count = count + (seen == self.length).long()
+        return count
+
+
+def allocate(segment: Segment, geometry: Geometry, capacity: int, *, fill: float | None = None) -> None:
+    """Give a segment memory for ``capacity`` tokens (CPU float32); ``fill`` poisons it in check mode and tests."""
+
+    def empty(rows: int, width: int) -> Tensor:
+        return torch.empty(rows, width) if fill is None else torch.full((rows, width), fill)
+
+    for layer in range(geometry.num_layers):
+        ratio = geometry.ratio(layer)
+        entries = -(-capacity // ratio) if ratio else 0
+        indexed = geometry.kinds[layer] is LayerKind.CSA
+        segment.layers.append(
+            LayerLatents(
+                window=empty(capacity, geometry.head_dim),
+                entries=empty(entries, geometry.head_dim),
+                index_keys=empty(entries if indexed else 0, geometry.index_head_dim),
+            )
+        )

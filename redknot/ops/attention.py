@@ -1,0 +1,72 @@
+"""Attention of rows over part of the latents, and the merge of parts by log-sum-exp.
+
+One latent is key and value for all heads. A part is computed in the frame of the segment that owns its keys:
+queries come rotated to that frame, outputs are rotated back before the merge, and the sink of each head enters
+once, at the end. Everything is float32. Sources: ``transformers`` eager_attention_forward (sinks as one more
+logit); FlashAttention (arXiv 2205.14135) for the merge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_FLOOR = -1e30  # stands in for the maximum of no logits at all, so that exp gives zero and not NaN
+
+
+@dataclass
+class Partial:
+    """Softmax-normalised output over some keys and the log-sum-exp of their logits; an empty side has LSE -inf."""
+
+    output: Tensor  # [T, H, d]
+    lse: Tensor  # [T, H]
+
+
+def attend(q: Tensor, keys: Tensor, mask: Tensor | None) -> Partial:
+    """Attention of n groups of m rows, each group over its own k keys.
+
+    ``q`` [n, m, H, d] is scaled and rotated; ``keys`` [n, k, d]; ``mask`` [n, m, k] is 0 where visible and -inf
+    where not, None when every row sees every key. Returns rows in group order, T = n * m. A row that sees no key
+    has output 0 and LSE -inf; a hidden key must be finite or it spoils the product, so callers never gather unset
+    memory without a clamp.
+    """
+    n, m, heads, d = q.shape
+    logits = torch.bmm(q.reshape(n, m * heads, d), keys.transpose(1, 2))
+    if mask is not None:
+        logits.view(n, m, heads, -1).add_(mask.unsqueeze(2))
+    top = logits.amax(-1, keepdim=True).clamp_(min=_FLOOR)
+    weights = logits.sub_(top).exp_()
+    total = weights.sum(-1, keepdim=True)
+    output = torch.bmm(weights, keys).div_(total.clamp_min(torch.finfo(torch.float32).tiny))
+    lse = top.add_(total.log_())
+    return Partial(output.view(n * m, heads, d), lse.view(n * m, heads))
+
+
+def merge(parts: list[Partial]) -> Partial:
+    """Merge parts of the same rows; order independent, any of them may be empty."""
+    if len(parts) == 1:
+        return parts[0]
+    lse = torch.stack([part.lse for part in parts]).logsumexp(0)
+    anchor = lse.clamp(min=_FLOOR)
+    output = parts[0].output * (parts[0].lse - anchor).exp().unsqueeze(-1)
+    for part in parts[1:]:
+        output.addcmul_(part.output, (part.lse - anchor).exp().unsqueeze(-1))
+    return Partial(output, lse)
+
+
+def merge_rows_(into: Partial, rows: Tensor, part: Partial) -> None:
+    """Merge ``part`` into the given ``rows`` [t] of ``into``, in place."""
+    merged = merge([Partial(into.output[rows], into.lse[rows]), part])
+    into.output.index_copy_(0, rows, merged.output)
+    into.lse.index_copy_(0, rows, merged.lse)
+
+
+def apply_sink_(part: Partial, sinks: Tensor) -> Tensor:
+    """Let each head's sink ``sinks`` [H] take its share, once; returns the final output [T, H, d] (in place).
+
+    A sink of +inf takes everything, one of -inf nothing; a row with no keys and no sink gives 0.
+    """
+    share = torch.sigmoid(part.lse - sinks)
+    return part.output.mul_(torch.nan_to_num_(share, nan=0.0).unsqueeze(-1))

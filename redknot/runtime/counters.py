@@ -1,0 +1,43 @@
+"""What a forward really did, counted by the code that did it, from the shapes it ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from redknot.ops.moe import Routing
+
+
+@dataclass
+class Counters:
+    """Sums over one request (or one forward). FLOPs count a multiply-add as two, useful (visible) pairs only."""
+
+    flops: int = 0
+    row_layers: int = 0  # (row, layer) pairs whose attention and experts ran
+    split_row_layers: int = 0  # those of them that ran Global heads only, with the stored Z_L restored
+    entries_refreshed: int = 0
+    expert_pairs: int = 0  # (row, routed expert) pairs that ran on this rank
+    expert_pairs_native: int = 0  # and those that the native router chose, over all ranks
+    fan_out: dict[int, int] = field(default_factory=dict)  # experts per row -> rows
+    cuts: list[tuple[Tensor, Tensor]] | None = None  # (positions, top-k cut margins) when a test asks for them
+
+    def add_product(self, rows: int, inner: int, columns: int) -> None:
+        """A matrix product [rows, inner] x [inner, columns]."""
+        self.flops += 2 * rows * inner * columns
+
+    def add_pairs(self, pairs: int, heads: int, d: int) -> None:
+        """Attention over visible (row, key) pairs: scores and weighted sum."""
+        self.flops += 4 * pairs * heads * d
+
+    def add_experts(self, routing: Routing, ran: int, hidden: int, width: int, shared_width: int) -> None:
+        """Routed pairs that ran on this rank, the shared expert, and the experts each row kept."""
+        rows, native = routing.experts.shape
+        self.add_product(ran, hidden, 3 * width)
+        self.add_product(rows, hidden, 3 * shared_width)
+        self.expert_pairs += ran
+        self.expert_pairs_native += rows * native
+        kept = torch.full((rows,), native) if routing.kept is None else routing.kept.sum(-1)
+        for count, number in zip(*(v.tolist() for v in kept.unique(return_counts=True)), strict=True):
+            self.fan_out[count] = self.fan_out.get(count, 0) + number

@@ -1,0 +1,70 @@
+"""Dense prefill and decode over sessions, in chunks: the recompute arm, and what the builder runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from redknot.latents.segment import Segment, allocate
+from redknot.latents.session import Session
+from redknot.model.geometry import Geometry
+from redknot.runtime.capture import Capture
+from redknot.runtime.counters import Counters
+from redknot.runtime.forward import Stage, forward
+from redknot.runtime.layout import RowSet
+from redknot.runtime.model import Model
+
+CHUNK_ROWS = 1024
+
+
+def dense_session(geometry: Geometry, length: int, capacity: int, *, closed: bool = False) -> Session:
+    """A request that is one segment of ``length`` tokens, nothing of it computed, with room for ``capacity``."""
+    segment = Segment(offset=0, start=0, end=length, closed=closed)
+    allocate(segment, geometry, capacity)
+    return Session([segment])
+
+
+@torch.inference_mode()
+def prefill(
+    model: Model,
+    sessions: list[Session],
+    token_ids: list[Tensor],
+    counters: Counters,
+    *,
+    start: int = 0,
+    chunk: int = CHUNK_ROWS,
+    capture: Capture | None = None,
+) -> Tensor:
+    """Run every row of the sessions from request position ``start`` on; returns the last rows' logits [S, vocab].
+
+    ``token_ids`` [n_s] are whole requests. Rows run in chunks of about ``chunk`` over all sessions, cut at multiples
+    of the block length; the logits do not depend on the chunk beyond float rounding.
+    """
+    block = model.geometry.block_length
+    step = max(chunk // len(sessions) // block * block, block)
+    logits: list[Tensor | None] = [None] * len(sessions)
+    longest = max(len(ids) for ids in token_ids)
+    for lo in range(start, longest, step):
+        live = [i for i, ids in enumerate(token_ids) if len(ids) > lo]
+        spans = [torch.arange(lo, min(lo + step, len(token_ids[i]))) for i in live]
+        ends = torch.tensor([len(span) for span in spans]).cumsum(0) - 1
+        finishing = [n for n, i in enumerate(live) if len(token_ids[i]) <= lo + step]
+        ids = torch.cat([token_ids[i][span] for i, span in zip(live, spans, strict=True)])
+        rows = RowSet(model.geometry, tuple(sessions[i] for i in live), tuple(spans))
+        stage = Stage(range(model.geometry.num_layers), rows, ids)
+        out = forward(model, [stage], ends[finishing], counters, capture)
+        for n, row in zip(finishing, out, strict=True):
+            logits[live[n]] = row
+    return torch.stack([row for row in logits if row is not None])
+
+
+@torch.inference_mode()
+def decode(model: Model, sessions: list[Session], tokens: Tensor, counters: Counters) -> Tensor:
+    """Append one token to each session's last segment and return the next logits [S, vocab]."""
+    positions = []
+    for session in sessions:
+        positions.append(torch.tensor([session.length]))
+        session.segments[-1].end += 1
+    rows = RowSet(model.geometry, tuple(sessions), tuple(positions))
+    stage = Stage(range(model.geometry.num_layers), rows, tokens)
+    return forward(model, [stage], torch.arange(len(sessions)), counters)

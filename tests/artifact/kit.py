@@ -1,0 +1,97 @@
+"""A small artifact, children that may be killed, and faults at the n-th operating system call."""
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from redknot.artifact.certificate import CertificateDraft
+from redknot.artifact.identity import ModelIdentity
+
+NAMESPACE = "tenant-a"
+GEOMETRY = {"num_layers": 6, "rope": {"main": {"rope_theta": 10000.0}}, "compress_ratios": [0, 4, 32]}
+TOKENS = list(range(40, 70))
+
+
+def model(**changes: object) -> ModelIdentity:
+    fields: dict = {
+        "weights_hash": "w" * 64,
+        "geometry": GEOMETRY,
+        "dtype": "bfloat16",
+        "tokenizer_hash": "t" * 64,
+        "prompt_encoder": "1",
+    }
+    return ModelIdentity.of(**(fields | changes))
+
+
+def draft(**changes: object) -> CertificateDraft:
+    fields: dict = {"namespace": NAMESPACE, "model": model(), "needs": ("latents", "streams", "zl"), "layer_group": 3}
+    return CertificateDraft(**(fields | changes))
+
+
+def sections(fill: float | None = None, *, layers: int = 6, world: int = 1, rows: int = 30) -> dict[str, torch.Tensor]:
+    """Every kind of section; random, or all elements equal to ``fill``."""
+    made: dict[str, torch.Tensor] = {}
+
+    def add(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        value = torch.randn(shape) if fill is None else torch.full(shape, fill)
+        made[name] = value.to(dtype)
+
+    for layer in range(layers):
+        add(f"layers.{layer}.entries", (rows // 4, 16), torch.bfloat16)
+        add(f"layers.{layer}.window", (rows, 16), torch.float32)
+        for rank in range(world):
+            add(f"layers.{layer}.zl.r{rank}of{world}", (rows, 8 // world), torch.bfloat16)
+    add("boundary.streams", (rows, 64), torch.bfloat16)
+    add("boundary.layers.1.tail", (3, 16), torch.float32)
+    add("controller.scores", (rows,), torch.float32)
+    return made
+
+
+def run_child(work: Callable[[], object]) -> int:
+    """Run ``work`` in a forked child (torch is already imported) and return its wait status."""
+    return os.waitpid(start_child(work), 0)[1]
+
+
+def start_child(work: Callable[[], object]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException:  # noqa: BLE001  the child must never return into pytest
+            os._exit(1)
+        os._exit(0)
+    return pid
+
+
+OS_CALLS = ("open", "mkdir", "writev", "fsync", "rename", "unlink")
+
+
+class Steps:
+    """Counts the calls that change the disk and acts before the n-th, counted from 0."""
+
+    def __init__(self, act_at: int | None, act: Callable[[str], None]) -> None:
+        self.count = 0
+        self._act_at = act_at
+        self._act = act
+
+    def step(self, what: str) -> None:
+        at, self.count = self.count, self.count + 1
+        if at == self._act_at:
+            self._act(what)
+
+    def install(self, patch: pytest.MonkeyPatch, calls: tuple[str, ...] = OS_CALLS) -> None:
+        for name in calls:
+            real = getattr(os, name)
+
+            def call(*args: object, _name: str = name, _real: Callable = real, **kwargs: object) -> object:
+                self.step(_name)
+                return _real(*args, **kwargs)
+
+            patch.setattr(os, name, call)
+
+
+def kill_self(_: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,150 @@
+"""Only our own catalogues are opened; names, tokens and revisions are what was put in."""
+
+import os
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from redknot.artifact.catalogue import Catalogue
+from redknot.artifact.schema import CATALOGUE_FILE
+from redknot.artifact.store import ArtifactStore
+from redknot.errors import StoreError
+from tests.artifact.kit import NAMESPACE, TOKENS, draft, model, run_child, sections
+
+
+def test_paths_that_are_no_store(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no artifact store at"):
+        ArtifactStore(tmp_path / "nowhere")
+    with pytest.raises(StoreError, match="is not an artifact store"):
+        ArtifactStore(tmp_path)
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(StoreError, match=r"not empty \(found thesis\.txt\)"):
+        ArtifactStore(tmp_path, create=True)
+    assert os.listdir(tmp_path) == ["thesis.txt"]
+    with pytest.raises(StoreError, match="errno"):
+        ArtifactStore(tmp_path / "thesis.txt", create=True)
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_catalogues_of_others(root: Path, create: bool) -> None:
+    root.mkdir()
+    file = root / CATALOGUE_FILE
+    file.write_bytes(b"not a database " * 100)
+    with pytest.raises(StoreError, match="not a database"):
+        ArtifactStore(root, create=create)
+    file.unlink()
+    connection = sqlite3.connect(file)
+    connection.execute("CREATE TABLE mine (x)")
+    connection.close()
+    with pytest.raises(StoreError, match="not a RedKnot catalogue"):
+        ArtifactStore(root, create=create)
+
+
+@pytest.mark.parametrize(("version", "way_out"), [(2, "upgrade RedKnot"), (0, "build the store again")])
+def test_catalogues_of_other_versions(root: Path, version: int, way_out: str) -> None:
+    ArtifactStore(root, create=True).close()
+    connection = sqlite3.connect(root / CATALOGUE_FILE)
+    connection.execute(f"PRAGMA user_version={version}")
+    connection.close()
+    with pytest.raises(StoreError, match=f"schema version {version}, supported 1: {way_out}"):
+        ArtifactStore(root)
+
+
+def test_a_store_whose_creation_was_cut_short(root: Path) -> None:
+    root.mkdir()
+    (root / CATALOGUE_FILE).touch()
+    with pytest.raises(StoreError, match="not a RedKnot catalogue"):
+        ArtifactStore(root)
+    with ArtifactStore(root, create=True) as store:
+        assert store.list() == ()
+    with ArtifactStore(root, create=True) as store:
+        assert store.doctor() == ()
+
+
+def test_names_follow_content(store: ArtifactStore) -> None:
+    def put(tokens: list[int], names: list[str], needs: tuple[str, ...] = ("zl",)) -> str:
+        return store.publish(draft(needs=needs), sections(0.0), tokens, names).artifact_id
+
+    old = put([1, 2], ["a.txt", "b.txt"])
+    other_profile = put([1, 2], ["a.txt"], needs=("latents",))
+    new = put([1, 2, 3], ["a.txt"])
+    assert store.names(old, NAMESPACE) == ("b.txt",)
+    assert store.names(new, NAMESPACE) == ("a.txt",)
+    assert {row.artifact_id for row in store.find(NAMESPACE, name="a.txt")} == {other_profile, new}
+    store.add_names(new, NAMESPACE, ["b.txt", "b.txt"])
+    assert store.names(new, NAMESPACE) == ("a.txt", "b.txt")
+    assert store.names(old, NAMESPACE) == ()
+    with pytest.raises(StoreError, match="no artifact"):
+        store.add_names(new, "tenant-b", ["x"])
+    assert store.find("tenant-b", name="a.txt") == ()
+
+
+def test_tokens_come_back_and_the_best_artifact_is_chosen(store: ArtifactStore) -> None:
+    full = store.publish(draft(needs=("latents", "zl"), world=2), sections(0.0, world=2), TOKENS)
+    small = store.publish(draft(needs=("latents",)), {"layers.0.entries": sections(0.0)["layers.0.entries"]}, TOKENS)
+    store.publish(draft(), sections(0.0), [7])
+    store.publish(draft(model=model(weights_hash="other")), sections(0.0), [8])
+    store.publish(draft(namespace="tenant-b"), sections(0.0), [9])
+    by_need = {}
+    for needs, world in ((("latents",), 8), (("latents", "zl"), 2), (("zl",), 4), (("unknown",), 1)):
+        found = {row.artifact.token_count: row for row in store.tokens(NAMESPACE, model(), needs=needs, world=world)}
+        assert sorted(found) == [1, len(TOKENS)]
+        np.testing.assert_array_equal(found[len(TOKENS)].token_ids, np.array(TOKENS, np.int32))
+        by_need[needs, world] = found[len(TOKENS)].artifact.artifact_id
+    # None covers TP size 4 or an unknown need: then the smaller one, and validate says what is wrong with it.
+    assert list(by_need.values()) == [small.artifact_id, full.artifact_id, small.artifact_id, small.artifact_id]
+
+
+def test_the_revision_grows_with_every_change(store: ArtifactStore) -> None:
+    seen = [store.revision]
+    identifier = store.publish(draft(), sections(0.0), [1]).artifact_id
+    seen.append(store.revision)
+    store.add_names(identifier, NAMESPACE, ["x"])
+    seen.append(store.revision)
+    store.remove(identifier, NAMESPACE)
+    seen.append(store.revision)
+    assert seen == sorted(set(seen))
+    assert store.revision == seen[-1]
+
+
+def test_identities_name_what_a_miss_is_due_to(store: ArtifactStore) -> None:
+    store.publish(draft(), sections(0.0), [1])
+    assert store.identities(NAMESPACE) == (model(),)
+    assert store.identities("tenant-b") == ()
+
+
+def test_a_failed_block_changes_nothing(store: ArtifactStore) -> None:
+    identifier = store.publish(draft(), sections(0.0), [1]).artifact_id
+    with pytest.raises(RuntimeError), store.catalogue.write() as connection:
+        connection.execute("DELETE FROM artifacts")
+        raise RuntimeError
+    assert len(store.find(NAMESPACE, artifact_id=identifier)) == 1
+    with pytest.raises(StoreError, match="no such table"), store.catalogue.write() as connection:
+        connection.execute("DELETE FROM absent")
+    assert len(store.list()) == 1
+
+
+def test_a_forked_child_has_its_own_connection(store: ArtifactStore) -> None:
+    store.publish(draft(), sections(0.0), [1])
+    assert run_child(lambda: store.publish(draft(), sections(0.0), [2])) == 0
+    assert len(store.list()) == 2
+    store.publish(draft(), sections(0.0), [3])
+    assert len(store.list()) == 3
+
+
+def test_use_is_recorded_in_batches(store: ArtifactStore) -> None:
+    identifier = store.publish(draft(), sections(0.0), [1]).artifact_id
+    created = store.list()[0].last_used
+    store.load(identifier, NAMESPACE)
+    assert store.list()[0].last_used == created
+    store.flush_usage()
+    assert store.list()[0].last_used > created
+    store.catalogue.touch({identifier: 0.0})
+    assert store.list()[0].last_used > created
+
+
+def test_a_missing_catalogue_is_not_made_again(root: Path) -> None:
+    with pytest.raises(StoreError, match="unable to open"):
+        Catalogue(root / CATALOGUE_FILE)

@@ -1,0 +1,97 @@
+"""gc removes what nobody can find and nothing else; doctor names what is wrong."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from redknot.artifact import maintenance
+from redknot.artifact.schema import generation_dir
+from redknot.artifact.store import ArtifactStore
+from redknot.artifact.temporary import make_temporary
+from tests.artifact.kit import NAMESPACE, TOKENS, draft, run_child, sections
+
+
+def codes(store: ArtifactStore) -> list[str]:
+    return sorted(finding.code for finding in store.doctor())
+
+
+def test_temporary_directories(store: ArtifactStore, root: Path) -> None:
+    mine = make_temporary(root)
+    assert run_child(lambda: (make_temporary(root) / "x").write_bytes(bytes(1000))) == 0
+    foreign = root / "tmp" / ("f" * 16 + ".1.1.abc")
+    foreign.mkdir()
+    reused_pid = root / "tmp" / f"{mine.name.split('.')[0]}.{os.getpid()}.1.abc"
+    reused_pid.mkdir()
+    (root / "tmp" / "trash-1").mkdir()
+    assert codes(store) == ["abandoned_temporary"] * 3
+    report = store.gc()
+    assert (report.temporary, report.nbytes) == (3, 1000)
+    assert sorted(path.name for path in (root / "tmp").iterdir()) == sorted([mine.name, foreign.name])
+    os.utime(foreign, (0, 0))
+    assert store.gc().temporary == 1
+    assert mine.exists()
+    assert store.counters["gc_directories_removed"] == 4
+
+
+def test_superseded_and_orphaned_generations(store: ArtifactStore, root: Path) -> None:
+    certificate = store.publish(draft(), sections(), TOKENS)
+    store.publish(draft(), sections(), TOKENS)
+    first = generation_dir(root, certificate.artifact_id, 1)
+    shutil.copytree(first, generation_dir(root, "ab" * 32, 1))
+    shutil.copytree(first, generation_dir(root, certificate.artifact_id, 3))
+    assert codes(store) == ["orphan", "superseded", "superseded"]
+    assert store.gc().superseded == 0
+    report = store.gc(grace_s=0)
+    assert (report.superseded, report.orphaned, report.temporary) == (1, 2, 0)
+    assert codes(store) == []
+    assert store.verify()[0].problems == ()
+    assert store.bytes_on_disk().objects == store.list()[0].nbytes
+    assert not (root / "objects" / "ab").exists()
+    # A directory that is not in the catalogue is never taken over.
+    shutil.copytree(generation_dir(root, certificate.artifact_id, 2), generation_dir(root, certificate.artifact_id, 7))
+    assert store.publish(draft(), sections(), TOKENS).generation == 8
+
+
+def test_doctor_names_what_is_wrong(store: ArtifactStore, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = generation_dir(root, store.publish(draft(), sections(), TOKENS).artifact_id, 1)
+    assert codes(store) == []
+    (directory / "notes.txt").write_text("x")
+    assert codes(store) == ["file_unknown", "size_mismatch"]
+    (directory / "notes.txt").unlink()
+    (directory / "boundary.safetensors").rename(root / "x")
+    assert codes(store) == ["file_missing"]
+    (root / "x").rename(directory / "boundary.safetensors")
+    (directory / "certificate.json").write_text("{}")
+    assert codes(store) == ["certificate_invalid"]
+    (directory / "certificate.json").unlink()
+    assert codes(store) == ["certificate_unreadable"]
+    shutil.rmtree(directory)
+    assert codes(store) == ["certificate_unreadable"]
+    (root / "quarantine").rmdir()
+    assert codes(store) == ["certificate_unreadable", "directory_missing"]
+    monkeypatch.setattr(maintenance.os, "access", lambda *_: False)
+    assert codes(store).count("permission") == 3
+    usage = shutil.disk_usage(root)
+    monkeypatch.setattr(maintenance.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    assert "low_space" in codes(store)
+
+
+def test_doctor_reports_quarantine(store: ArtifactStore, root: Path) -> None:
+    certificate = store.publish(draft(), sections(), TOKENS)
+    (generation_dir(root, certificate.artifact_id, 1) / "controller.safetensors").write_bytes(b"")
+    store.verify()
+    assert codes(store) == ["quarantined"]
+    store.remove(certificate.artifact_id, NAMESPACE)
+    assert codes(store) == []
+    assert store.quarantined() == ()
+
+
+def test_books(store: ArtifactStore, root: Path) -> None:
+    for number in range(3):
+        store.publish(draft(), sections(), [number])
+    size = store.bytes_on_disk()
+    assert size.objects == sum(row.nbytes for row in store.list())
+    assert size.total == size.objects + size.catalogue
+    assert size.catalogue >= (root / "catalogue.sqlite").stat().st_size
