@@ -123,14 +123,18 @@ class Catalogue:
             raise StoreError(f"catalogue {self.path}: {error}") from error
 
     @contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
+    def write(self, wait_s: float = _BUSY_TIMEOUT_S) -> Iterator[sqlite3.Connection]:
         """Hold the store's write lock; committed at the end of the block, rolled back when it raises.
 
-        StoreError when the lock or the commit fails.
+        StoreError when another process holds the lock for ``wait_s`` seconds, or the commit fails.
         """
         with self._lock, self._guard():
             connection = self._connect()
-            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(f"PRAGMA busy_timeout={int(wait_s * 1000)}")
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            finally:
+                connection.execute(f"PRAGMA busy_timeout={int(_BUSY_TIMEOUT_S * 1000)}")
             try:
                 yield connection
                 connection.execute("UPDATE meta SET value = value + 1 WHERE key = 'revision'")
@@ -210,9 +214,9 @@ class Catalogue:
         sql = "SELECT * FROM quarantined WHERE ? IS NULL OR artifact_id = ? ORDER BY at"
         return tuple(QuarantineRow(*row) for row in self.query(sql, (artifact_id, artifact_id)))  # type: ignore[arg-type]
 
-    def touch(self, used: dict[str, float]) -> None:
-        """Record when artifacts were last used, {artifact id: seconds since the epoch}."""
-        with self.write() as connection:
+    def touch(self, used: dict[str, float], wait_s: float = _BUSY_TIMEOUT_S) -> None:
+        """Record when artifacts were last used, {artifact id: seconds since the epoch}; errors as ``write``."""
+        with self.write(wait_s) as connection:
             sql = "UPDATE artifacts SET last_used = max(last_used, ?) WHERE artifact_id = ?"
             connection.executemany(sql, [(at, artifact_id) for artifact_id, at in used.items()])
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -20,6 +21,11 @@ from redknot.artifact.schema import DEFAULT_LAYER_GROUP, LAYOUT_VERSION, file_of
 from redknot.errors import RequestReason, StoreError
 
 TensorSpec = tuple[str, tuple[int, ...]]  # safetensors dtype name, shape
+
+# The checksum is over the stored bytes, so it holds whatever serialises the same values in a later version.
+_ENVELOPE = re.compile(
+    rb'\{"certificate":(?P<body>.*),\n"checksum":"(?P<checksum>[a-z0-9-]+:[0-9a-f]+)"\}\n', re.DOTALL
+)
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -95,35 +101,28 @@ class Certificate(BaseModel):
         return f'{{"certificate":{body},\n"checksum":"{checksum(body.encode())}"}}\n'.encode()
 
 
-class _Envelope(BaseModel):
-    model_config = _STRICT
-
-    certificate: Certificate
-    checksum: str
-
-
 def parse_certificate(data: bytes) -> Certificate:
     """Parse a certificate file strictly.
 
     LayoutVersionError for another layout, MalformedFileError for anything else that is not a certificate of
-    this layout: unknown or missing keys, wrong types, a checksum that does not fit.
+    this layout: a checksum that does not fit, unknown or missing keys, wrong types.
     """
+    match = _ENVELOPE.fullmatch(data)
+    if match is None or checksum(match.group("body")) != match.group("checksum").decode():
+        raise MalformedFileError("not a certificate, or damaged: its checksum does not fit")
+    body = match.group("body")
     try:
-        raw = json.loads(data)
-        version = raw["certificate"]["layout_version"]
+        version = json.loads(body)["layout_version"]
     except (ValueError, RecursionError, LookupError, TypeError) as error:
         raise MalformedFileError(f"certificate is not readable: {error}") from error
     if type(version) is int and version != LAYOUT_VERSION:
         raise LayoutVersionError(f"artifact layout version {version}, supported {LAYOUT_VERSION}: build it again")
     try:
-        envelope = _Envelope.model_validate_json(data)
+        return Certificate.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise MalformedFileError(f"certificate is not valid at {where or 'top level'}: {first['msg']}") from error
-    if checksum(envelope.certificate.model_dump_json().encode()) != envelope.checksum:
-        raise MalformedFileError("certificate does not match its checksum")
-    return envelope.certificate
 
 
 @dataclass(frozen=True)

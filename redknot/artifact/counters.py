@@ -11,7 +11,6 @@ COUNTER_NAMES = (
     "loads",
     "hot_loads",
     "load_failures",
-    "sections_read",
     "sections_verified",
     "bytes_verified",
     "corrupt_sections",

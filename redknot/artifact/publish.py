@@ -143,6 +143,8 @@ def _stage(root: Path, directory: Path, item: Publication) -> _Staged:
 def _check_draft(draft: CertificateDraft, sections: Sequence[Section]) -> None:
     if not draft.namespace:
         raise StoreError("an artifact needs a namespace")
+    if draft.layer_group < 1:
+        raise StoreError(f"layer_group must be at least 1, not {draft.layer_group}")
     shards: defaultdict[tuple[int | None, str], set[tuple[int | None, int | None]]] = defaultdict(set)
     for section in sections:
         if section.world is not None:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
-from redknot.artifact.catalogue import Catalogue, generation_of, put_quarantine, set_state
+from redknot.artifact.catalogue import Catalogue, put_quarantine, set_state
 from redknot.artifact.counters import Counters
 from redknot.artifact.loaded import Fault, LoadedArtifact, read_certificate, read_failure
 from redknot.artifact.reasons import MalformedFileError, StaleGenerationError
@@ -20,6 +20,8 @@ from redknot.artifact.schema import CERTIFICATE_FILE, QUARANTINE_DIR, generation
 from redknot.errors import CorruptSectionError, StoreError
 
 _LOADED_CAP = 1024  # artifacts whose certificate and mappings are kept
+# A request waits for its fallback: a fault that cannot be recorded in time is recorded by the next one to see it.
+_QUARANTINE_WAIT_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -87,8 +89,11 @@ class Reader:
         moved_to = ""
         after = "quarantined"
         try:
-            with self._catalogue.write() as connection:
-                if fault.missing and generation_of(connection, fault.artifact_id) != fault.generation:
+            if fault.missing and not self._is_current(fault):
+                return StaleGenerationError(f"{label}: the generation has been replaced or removed")
+            with self._catalogue.write(_QUARANTINE_WAIT_S) as connection:
+                # Again under the lock: a removal moves the files before it commits.
+                if fault.missing and not self._is_current(fault):
                     return StaleGenerationError(f"{label}: the generation has been replaced or removed")
                 if fault.movable and path.exists():
                     (self._root / QUARANTINE_DIR).mkdir(exist_ok=True)
@@ -108,6 +113,10 @@ class Reader:
         message = f"{label}: {fault.reason}; {after}"
         _log.error("%s", message)
         return CorruptSectionError(message)
+
+    def _is_current(self, fault: Fault) -> bool:
+        rows = self._catalogue.rows(artifact_id=fault.artifact_id)
+        return any(row.generation == fault.generation for row in rows)
 
     def verify(self, row: ArtifactRow) -> VerifyResult:
         """Read every section of an artifact again; damaged ones go to quarantine, a sound one is READY afterwards."""

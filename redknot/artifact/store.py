@@ -111,17 +111,17 @@ class ArtifactStore:
             self._used[artifact_id] = time.time()
             full = len(self._used) >= _TOUCH_BATCH
         if full:
-            self.flush_usage()
+            self.flush_usage(wait_s=0.0)
 
-    def flush_usage(self) -> None:
-        """Write when artifacts were last used; a store that cannot be written is logged, not an error."""
+    def flush_usage(self, wait_s: float = 5.0) -> None:
+        """Write when artifacts were last used; a store that cannot be written now is logged, not an error."""
         with self._lock:
             used, self._used = self._used, {}
         try:
             if used:
-                self.catalogue.touch(used)
+                self.catalogue.touch(used, wait_s)
         except StoreError as error:
-            _log.warning("last-used times were not recorded: %s", error)
+            _log.warning("last-used times of %d artifacts were not recorded: %s", len(used), error)
 
     def find(
         self,

@@ -19,7 +19,8 @@ _TRASH = "trash-"
 def make_temporary(root: Path) -> Path:
     """Make a directory that belongs to this process; OSError from the disk."""
     parent = root / TEMPORARY_DIR
-    parent.mkdir(exist_ok=True)
+    if not parent.is_dir():
+        parent.mkdir(exist_ok=True)
     path = parent / f"{_host()}.{os.getpid()}.{_start_time(os.getpid())}.{secrets.token_hex(6)}"
     path.mkdir()
     return path
@@ -28,7 +29,8 @@ def make_temporary(root: Path) -> Path:
 def move_to_trash(root: Path, path: Path) -> Path:
     """Take a directory out of objects/ in one step; the caller deletes what is returned. OSError from the disk."""
     parent = root / TEMPORARY_DIR
-    parent.mkdir(exist_ok=True)
+    if not parent.is_dir():
+        parent.mkdir(exist_ok=True)
     trash = parent / (_TRASH + secrets.token_hex(8))
     os.rename(path, trash)
     return trash

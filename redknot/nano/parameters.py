@@ -126,9 +126,11 @@ def initial_tensors(generator: torch.Generator) -> dict[str, Tensor]:
     def matrix(rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, generator=generator) * columns**-0.5
 
+    embed = torch.randn(g.vocab_size, g.hidden_size, generator=generator)
     tensors = {
-        "embed.weight": torch.randn(g.vocab_size, g.hidden_size, generator=generator) * 0.5,
-        "head.weight": matrix(g.vocab_size, g.hidden_size) * 0.5,
+        "embed.weight": embed * 0.5,
+        # Aligned with the embedding: a linear map cannot copy 2,048 random vectors onto 2,048 other random ones.
+        "head.weight": embed * 0.3 * g.hidden_size**-0.5,
         "norm.weight": torch.ones(g.hidden_size),
         "hc_head_fn": matrix(g.hc_mult, g.hc_mult * g.hidden_size) * 0.1,
         "hc_head_base": torch.zeros(g.hc_mult),

@@ -48,12 +48,16 @@ def merge(parts: list[Partial]) -> Partial:
     """Merge parts of the same rows; order independent, any of them may be empty."""
     if len(parts) == 1:
         return parts[0]
-    lse = torch.stack([part.lse for part in parts]).logsumexp(0)
-    anchor = lse.clamp(min=_FLOOR)
-    output = parts[0].output * (parts[0].lse - anchor).exp().unsqueeze(-1)
-    for part in parts[1:]:
-        output.addcmul_(part.output, (part.lse - anchor).exp().unsqueeze(-1))
-    return Partial(output, lse)
+    weights = torch.stack([part.lse for part in parts])
+    top = weights.amax(0).clamp_(min=_FLOOR)
+    weights.sub_(top).exp_()
+    total = weights.sum(0)
+    # Shares that sum to one: weights taken from a rounded log-sum-exp would be off by its last place, in some order.
+    weights.div_(total.clamp_min(torch.finfo(torch.float32).tiny))
+    output = parts[0].output * weights[0].unsqueeze(-1)
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        output.addcmul_(part.output, weight.unsqueeze(-1))
+    return Partial(output, top.add_(total.log_()))
 
 
 def merge_rows_(into: Partial, rows: Tensor, part: Partial) -> None:

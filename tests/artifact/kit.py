@@ -3,12 +3,16 @@
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
-from redknot.artifact.certificate import CertificateDraft
+from redknot.artifact.certificate import Certificate, CertificateDraft
+from redknot.artifact.files import SafetensorsFile
 from redknot.artifact.identity import ModelIdentity
+from redknot.artifact.schema import generation_dir
+from redknot.artifact.store import ArtifactStore
 
 NAMESPACE = "tenant-a"
 GEOMETRY = {"num_layers": 6, "rope": {"main": {"rope_theta": 10000.0}}, "compress_ratios": [0, 4, 32]}
@@ -95,3 +99,28 @@ class Steps:
 
 def kill_self(_: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def directory_of(store: ArtifactStore, certificate: Certificate) -> Path:
+    return generation_dir(store.root, certificate.artifact_id, certificate.generation)
+
+
+def read_all(store: ArtifactStore, certificate: Certificate) -> dict[str, torch.Tensor]:
+    artifact = store.load(certificate.artifact_id, NAMESPACE)
+    return {name: artifact.section(name) for name in artifact.certificate.sections}
+
+
+def flip(path: Path, at: int) -> None:
+    before = path.stat()
+    with open(path, "r+b") as handle:
+        handle.seek(at)
+        byte = handle.read(1)[0]
+        handle.seek(at)
+        handle.write(bytes([byte ^ 0x10]))
+    # A disk that rots does not touch the times.
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def offset_of(path: Path, name: str) -> int:
+    opened = SafetensorsFile(path)
+    return 8 + int.from_bytes(path.read_bytes()[:8], "little") + opened.entries[name].end - 1

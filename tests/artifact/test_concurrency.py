@@ -49,7 +49,12 @@ def test_four_builders_and_four_readers_killed_at_random(root: Path, seed: int) 
     workers += [start_child(lambda n=n: read_forever(root, n, send)) for n in range(4)]
     os.close(send)
     statuses = []
+    seen = b""
     try:
+        while seen.count(b"b") < 4:
+            ready, _, _ = select.select([receive], [], [], 60)
+            assert ready, "no progress"
+            seen += os.read(receive, 1)
         while workers:
             # Let something happen, then kill whoever comes up, wherever it is.
             for _ in range(dice.randint(2, 12)):
@@ -70,6 +75,7 @@ def test_four_builders_and_four_readers_killed_at_random(root: Path, seed: int) 
         assert store.doctor() == ()
         size = store.bytes_on_disk()
         assert size.temporary == size.quarantine == 0
+        assert store.quarantined() == ()
         [row] = store.find(NAMESPACE)
         assert size.objects == row.nbytes
         assert store.verify()[0].problems == ()

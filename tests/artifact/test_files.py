@@ -214,9 +214,10 @@ def test_writing_to_a_section_does_not_reach_the_file(tmp_path: Path) -> None:
 def test_an_unmapped_file_that_shrinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_safetensors(tmp_path / "x", {"a": torch.ones(1000)})
     opened = SafetensorsFile(tmp_path / "x", mapped=False)
-    with monkeypatch.context() as patch, pytest.raises(MalformedFileError, match="ends inside"):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", lambda *_: 0)
-        opened.tensor("a")
+        with pytest.raises(MalformedFileError, match="ends inside"):
+            opened.tensor("a")
     os.truncate(tmp_path / "x", 2000)
     with pytest.raises(MalformedFileError, match="changed after"):
         opened.tensor("a")

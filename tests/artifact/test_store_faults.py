@@ -1,0 +1,213 @@
+"""Every fault of a stored file is seen, counted and put aside, and nothing else suffers from it."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from redknot.artifact import reader
+from redknot.artifact.reasons import MissingSectionError
+from redknot.artifact.store import ArtifactStore
+from redknot.errors import CorruptSectionError, StoreError
+from tests.artifact.kit import NAMESPACE, TOKENS, directory_of, draft, flip, offset_of, read_all, sections
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_flipped_bit_in_each_section(root: Path, mapped: bool) -> None:
+    with ArtifactStore(root, create=True, mapped=mapped) as store:
+        bystander = store.publish(draft(), sections(), [1])
+        names = sorted(store.load(bystander.artifact_id, NAMESPACE).certificate.sections)
+        for count, name in enumerate(names, start=1):
+            certificate = store.publish(draft(), sections(), TOKENS)
+            path = directory_of(store, certificate) / certificate.sections[name].file
+            flip(path, offset_of(path, name))
+            artifact = store.load(certificate.artifact_id, NAMESPACE)
+            for other in names:
+                if certificate.sections[other].file != path.name:
+                    artifact.section(other)
+            for _ in range(2):
+                with pytest.raises(CorruptSectionError, match=f"{name} in {path.name}.*checksum"):
+                    artifact.section(name)
+            assert store.counters["corrupt_sections"] == store.counters["files_quarantined"] == count
+            assert not path.exists()
+            assert store.quarantined()[-1].section == name
+            assert (store.root / "quarantine" / store.quarantined()[-1].moved_to).is_file()
+            assert store.find(NAMESPACE, token_ids=TOKENS) == ()
+            with pytest.raises(CorruptSectionError, match="in quarantine"):
+                store.load(certificate.artifact_id, NAMESPACE)
+        # The others are unaffected, and building again is all that is needed.
+        assert len(read_all(store, bystander)) == len(names)
+        assert len(read_all(store, store.publish(draft(), sections(), TOKENS))) == len(names)
+
+
+def test_truncation_at_every_page_of_every_file(store: ArtifactStore) -> None:
+    certificate = store.publish(draft(), sections(rows=600), TOKENS)
+    cuts = 0
+    for path in sorted(directory_of(store, certificate).iterdir()):
+        whole = path.read_bytes()
+        for at in {*range(0, len(whole), 4096), len(whole) - 1}:
+            os.truncate(path, at)
+            with pytest.raises(CorruptSectionError):
+                store.load(certificate.artifact_id, NAMESPACE).open_files()
+            cuts += 1
+            assert store.counters["corrupt_sections"] == store.counters["files_quarantined"] == cuts
+            assert store.find(NAMESPACE) == ()
+            # An operator who copies the file back and verifies has the artifact back.
+            path.write_bytes(whole)
+            assert store.verify(certificate.artifact_id)[0].problems == ()
+    assert cuts > 40
+    assert len(read_all(store, certificate)) == len(certificate.sections)
+
+
+def test_a_missing_file_is_refused_never_filled(store: ArtifactStore) -> None:
+    for file in ("latents.0-2.safetensors", "zl.3-5.r0of1.safetensors", "boundary.safetensors", "certificate.json"):
+        certificate = store.publish(draft(), sections(), TOKENS)
+        (directory_of(store, certificate) / file).unlink()
+        with pytest.raises(CorruptSectionError, match=f"{file}.*ENOENT"):
+            read_all(store, certificate)
+        assert store.quarantined()[-1].file == file
+    assert store.counters["io_errors"] == 4
+
+
+def test_a_section_that_was_never_stored(store: ArtifactStore) -> None:
+    certificate = store.publish(draft(), sections(), TOKENS)
+    with pytest.raises(MissingSectionError):
+        store.load(certificate.artifact_id, NAMESPACE).section("layers.9.entries")
+    assert store.quarantined() == ()
+
+
+def test_files_of_another_artifact_are_noticed(store: ArtifactStore) -> None:
+    one = store.publish(draft(), sections(), [1])
+    two = store.publish(draft(), sections(), [2])
+    for file, message in (("certificate.json", "another artifact"), ("boundary.safetensors", "checksum")):
+        (directory_of(store, two) / file).write_bytes((directory_of(store, one) / file).read_bytes())
+        with pytest.raises(CorruptSectionError, match=message):
+            read_all(store, two)
+        two = store.publish(draft(), sections(), [2])
+
+
+def test_a_shard_of_another_rank_is_noticed(store: ArtifactStore) -> None:
+    certificate = store.publish(draft(world=2), sections(world=2), TOKENS)
+    directory = directory_of(store, certificate)
+    (directory / "zl.0-2.r1of2.safetensors").write_bytes((directory / "zl.0-2.r0of2.safetensors").read_bytes())
+    artifact = store.load(certificate.artifact_id, NAMESPACE)
+    artifact.open_files(rank=0)
+    with pytest.raises(CorruptSectionError, match="other sections"):
+        artifact.open_files(rank=1)
+
+
+def test_damage_after_the_first_read_is_seen_by_the_next_load(store: ArtifactStore) -> None:
+    certificate = store.publish(draft(), sections(), TOKENS)
+    read_all(store, certificate)
+    path = directory_of(store, certificate) / "boundary.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x55")
+    with pytest.raises(CorruptSectionError):
+        read_all(store, certificate)
+
+
+@pytest.mark.parametrize(
+    ("number", "quarantined", "moved"),
+    [(errno.EIO, True, True), (errno.EACCES, True, False), (errno.EMFILE, False, False), (errno.ENOMEM, False, False)],
+)
+@pytest.mark.parametrize("call", ["open", "pread", "preadv"])
+def test_read_errors(root: Path, call: str, number: int, quarantined: bool, moved: bool) -> None:
+    with ArtifactStore(root, create=True, mapped=False) as store:
+        certificate = store.publish(draft(), sections(), TOKENS)
+        artifact = store.load(certificate.artifact_id, NAMESPACE)
+
+        def fail(*_: object, **__: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, call, fail)
+            with pytest.raises(
+                StoreError, match=f"boundary.safetensors: errno {number} .{errno.errorcode[number]}"
+            ) as e:
+                artifact.section("boundary.streams")
+        assert isinstance(e.value, CorruptSectionError) == quarantined
+        assert store.counters["io_errors"] == 1
+        assert store.counters["corrupt_sections"] == quarantined
+        assert bool(store.find(NAMESPACE)) != quarantined
+        path = directory_of(store, certificate) / "boundary.safetensors"
+        assert path.exists() != moved
+        if not quarantined:
+            assert artifact.section("boundary.streams").shape == (30, 64)
+        if quarantined and not moved:
+            # The permission was repaired: verify puts it back into service.
+            [result] = store.verify(certificate.artifact_id)
+            assert result.problems == ()
+            assert len(read_all(store, certificate)) == len(certificate.sections)
+            assert store.quarantined() == ()
+
+
+def test_a_fault_that_cannot_be_recorded_still_falls_back(store: ArtifactStore) -> None:
+    certificate = store.publish(draft(), sections(), TOKENS)
+    path = directory_of(store, certificate) / "boundary.safetensors"
+    flip(path, path.stat().st_size - 1)
+
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "rename", read_only)
+        with pytest.raises(CorruptSectionError, match=r"not quarantined: .*Read-only"):
+            read_all(store, certificate)
+    assert store.counters["corrupt_sections"] == 1
+    assert store.counters["files_quarantined"] == 0
+    assert path.exists()
+
+
+def test_a_fault_is_not_waited_for_and_recorded_later(
+    store: ArtifactStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process holds the store's lock when the fault is seen."""
+    monkeypatch.setattr(reader, "_QUARANTINE_WAIT_S", 0.0)
+    certificate = store.publish(draft(), sections(), TOKENS)
+    path = directory_of(store, certificate) / "boundary.safetensors"
+    flip(path, path.stat().st_size - 1)
+    with ArtifactStore(root) as other, other.catalogue.write():
+        with pytest.raises(CorruptSectionError, match=r"not quarantined: .*locked"):
+            read_all(store, certificate)
+        store.flush_usage(wait_s=0.0)
+    with pytest.raises(CorruptSectionError, match="; quarantined"):
+        read_all(store, certificate)
+    assert store.counters["corrupt_sections"] == 2
+    assert store.counters["files_quarantined"] == 1
+
+
+def test_verify_and_its_report(store: ArtifactStore) -> None:
+    good = store.publish(draft(), sections(), [1])
+    bad = store.publish(draft(), sections(), [2])
+    read_all(store, bad)
+    path = directory_of(store, bad) / "controller.safetensors"
+    flip(path, path.stat().st_size - 1)
+    results = {result.artifact_id: result for result in store.verify()}
+    assert results[good.artifact_id].problems == ()
+    assert results[good.artifact_id].nbytes == good.nbytes
+    assert len(results[bad.artifact_id].problems) == 1
+    assert [row.artifact_id for row in store.find(NAMESPACE)] == [good.artifact_id]
+    # Asking again neither repairs nor records it twice.
+    assert len(store.verify(bad.artifact_id)[0].problems) == 1
+    assert len(store.quarantined()) == 1
+    with pytest.raises(StoreError, match="to verify"):
+        store.verify("ab" * 32)
+
+
+def test_a_store_that_vanishes(store: ArtifactStore, root: Path) -> None:
+    certificate = store.publish(draft(), sections(), TOKENS)
+    (root / "objects").rename(root.parent / "elsewhere")
+    with pytest.raises(CorruptSectionError):
+        store.load(certificate.artifact_id, NAMESPACE)
+
+
+def test_a_fault_of_an_old_generation_leaves_the_new_in_service(store: ArtifactStore) -> None:
+    first = store.publish(draft(), sections(1.0), TOKENS)
+    old = store.load(first.artifact_id, NAMESPACE)
+    second = store.publish(draft(), sections(2.0), TOKENS)
+    path = directory_of(store, first) / "boundary.safetensors"
+    flip(path, path.stat().st_size - 1)
+    with pytest.raises(CorruptSectionError):
+        old.section("boundary.streams")
+    assert store.quarantined()[0].generation == 1
+    assert read_all(store, second)["boundary.streams"].unique().tolist() == [2.0]
