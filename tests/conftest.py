@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from tests.kit.oracle import Oracle
 
 
-# The same examples on every machine, however slow it is; `--hypothesis-profile=default` draws new ones.
+# The same examples on every machine, however slow it is; `--hypothesis-profile=thorough` draws many new ones.
 hypothesis.settings.register_profile("redknot", deadline=None, derandomize=True, max_examples=60)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000)
 hypothesis.settings.load_profile("redknot")
 
 

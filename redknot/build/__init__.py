@@ -1,0 +1,1 @@
+"""Offline: documents in, artifacts out."""

@@ -18,10 +18,7 @@ class CompressorTail:
     """
 
     positions: Tensor  # [t] int64, request positions, ascending
-    kv: Tensor  # [t, c * d]
-    gate: Tensor  # [t, c * d]
-    index_kv: Tensor  # [t, 2 * index_head_dim], no columns outside CSA layers
-    index_gate: Tensor
+    raw: tuple[Tensor, ...]  # kv [t, c * d], gate, indexer kv [t, 2 * index_head_dim] (no columns outside CSA), gate
 
 
 @dataclass(eq=False)

@@ -203,8 +203,11 @@ def _own(tensor: Tensor, part: slice, dim: int) -> Tensor:
     return tensor.narrow(dim, part.start, length).clone()
 
 
-SHARDED = ("wq_b", "sinks", "wo_a", "wo_b", "w13", "w2", "shared_w13", "shared_w2")
-"""Fields whose bytes are divided among tensor-parallel ranks; all others are replicated."""
+SHARDED = (
+    *(f"attn.{field}" for field in ("wq_b", "sinks", "wo_a", "wo_b")),
+    *(f"moe.{field}" for field in ("w13", "w2", "shared_w13", "shared_w2")),
+)
+"""Endings of the paths whose tensors are divided among tensor-parallel ranks; all others are replicated."""
 
 
 def named_tensors(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

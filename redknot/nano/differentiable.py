@@ -173,8 +173,9 @@ def _visible(length: int, entries: int, ratio: int) -> Tensor:
 def index_scores(q: Tensor, keys: Tensor, head_weights: Tensor, geometry: Geometry) -> Tensor:
     """Lightning indexer: sum over heads of weight * ReLU(q . k); [B, S, Hi, di] x [B, N, di] -> [B, S, N]."""
     dots = torch.matmul(q.flatten(1, 2), keys.transpose(-1, -2)).relu().unflatten(1, q.shape[1:3])
-    scale = geometry.index_head_dim**-0.5 * geometry.index_heads**-0.5
-    return torch.einsum("bshn,bsh->bsn", dots.float(), head_weights.float()) * scale
+    scale = float(geometry.index_head_dim * geometry.index_heads) ** -0.5
+    scores: Tensor = torch.einsum("bshn,bsh->bsn", dots.float(), head_weights.float()) * scale
+    return scores
 
 
 def _moe(weights: MoeWeights, x: Tensor, state: Pass) -> Tensor:

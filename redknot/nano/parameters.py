@@ -124,11 +124,11 @@ def initial_tensors(generator: torch.Generator) -> dict[str, Tensor]:
     g = GEOMETRY
 
     def matrix(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=generator) * columns**-0.5
+        return torch.randn(rows, columns, generator=generator) * float(columns**-0.5)
 
     embed = torch.randn(g.vocab_size, g.hidden_size, generator=generator)
     tensors = {
-        "embed.weight": embed * 0.5,
+        "embed.weight": embed * 0.02,
         # Aligned with the embedding: a linear map cannot copy 2,048 random vectors onto 2,048 other random ones.
         "head.weight": embed * 0.3 * g.hidden_size**-0.5,
         "norm.weight": torch.ones(g.hidden_size),
@@ -160,7 +160,7 @@ def _layer_tensors(layer: int, matrix: Any, generator: torch.Generator) -> dict[
         "attn.kv_norm.weight": torch.ones(d),
         "attn.attn_sink": torch.zeros(g.num_heads),
         "attn.wo_a.weight": matrix(g.o_groups * g.o_lora_rank, g.heads_per_group * d),
-        "attn.wo_b.weight": torch.zeros(hidden, g.o_groups * g.o_lora_rank),
+        "attn.wo_b.weight": matrix(hidden, g.o_groups * g.o_lora_rank) * 0.2,
     }
     kind = g.kinds[layer]
     if kind is not LayerKind.SLIDING:
@@ -192,7 +192,7 @@ def _moe_tensors(layer: int, matrix: Any, generator: torch.Generator) -> dict[st
         out["ffn.gate.bias"] = torch.zeros(g.num_experts)
     for name in ("shared_experts", *(f"experts.{expert}" for expert in range(g.num_experts))):
         out[f"ffn.{name}.w1.weight"] = matrix(width, hidden)
-        out[f"ffn.{name}.w2.weight"] = torch.zeros(hidden, width)
+        out[f"ffn.{name}.w2.weight"] = matrix(hidden, width) * 0.1
         out[f"ffn.{name}.w3.weight"] = matrix(width, hidden)
     return out
 

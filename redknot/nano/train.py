@@ -25,8 +25,10 @@ from redknot.model.weights import build_model
 from redknot.nano.differentiable import IndexerTrace, forward
 from redknot.nano.parameters import GEOMETRY, Parameters, initial_tensors, save_checkpoint, subset_geometry
 from redknot.nano.sequences import Recipe, induction_sequence, keyvalue_sequence, training_sequence
+from redknot.nano.tokenizer import FIRST_WORD_ID
 
 CORE = (0, 1, 3, 5)
+WORDS = GEOMETRY.vocab_size - FIRST_WORD_ID
 ALL = tuple(range(GEOMETRY.num_layers))
 Maker = Callable[[Generator, int], tuple[Any, Any]]
 
@@ -58,9 +60,16 @@ def sentences(tokenizer: Tokenizer, **recipe: Any) -> Maker:
     return make
 
 
-def induction(rng: Generator, n_tokens: int) -> tuple[Any, Any]:
-    """Random pieces repeated at random distances."""
-    return induction_sequence(rng, GEOMETRY.vocab_size, n_tokens)
+def induction(alphabet: int) -> Maker:
+    """Random pieces of the first ``alphabet`` word tokens, repeated at random distances.
+
+    A small alphabet first: each token's vectors are then trained often enough for the copying circuit to form.
+    """
+
+    def make(rng: Generator, n_tokens: int) -> tuple[Any, Any]:
+        return induction_sequence(rng, FIRST_WORD_ID + alphabet, n_tokens)
+
+    return make
 
 
 def key_values(rng: Generator, n_tokens: int) -> tuple[Any, Any]:
@@ -77,9 +86,11 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
     both = sentences(tokenizer, n_documents=[3, 4], facts_per_document=[2, 3], n_questions=8, latest_share=0.3)
     long = sentences(tokenizer, n_documents=[4, 6, 8], facts_per_document=[2, 3], n_questions=12, latest_share=0.3)
     return [
-        Phase("induction", CORE, 256, 12, 1200, 0.90, ((1.0, induction),)),
-        Phase("key-value", CORE, 256, 12, 1500, 0.93, ((0.3, induction), (0.7, key_values))),
-        Phase("sentences-256", CORE, 256, 12, 1500, 0.95, ((0.2, induction), (0.3, key_values), (0.5, one))),
+        Phase("alphabet-256", CORE, 128, 24, 1500, 0.80, ((1.0, induction(256)),)),
+        Phase("alphabet-768", CORE, 128, 24, 600, 0.85, ((1.0, induction(768)),)),
+        Phase("induction", CORE, 256, 12, 1200, 0.90, ((1.0, induction(WORDS)),)),
+        Phase("key-value", CORE, 256, 12, 1500, 0.93, ((0.3, induction(WORDS)), (0.7, key_values))),
+        Phase("sentences-256", CORE, 256, 12, 1500, 0.95, ((0.2, induction(WORDS)), (0.3, key_values), (0.5, one))),
         Phase("sentences-512", CORE, 512, 6, 1200, 0.96, ((0.2, key_values), (0.8, few))),
         Phase("grow-512", ALL, 512, 6, 600, 0.97, ((0.1, key_values), (0.9, both))),
         Phase("long-1024", ALL, 1024, 4, 800, 0.985, ((0.1, key_values), (0.9, long))),
@@ -105,7 +116,7 @@ class Trainer:
 
     def __init__(self, out: Path, seed: int) -> None:
         self.out = out
-        self.progress = {"phase": 0, "step": 0, "total": 0, "tokens": 0, "accuracy": 0.0, "seed": seed}
+        self.progress: dict[str, Any] = {"phase": 0, "step": 0, "total": 0, "tokens": 0, "accuracy": 0.0, "seed": seed}
         if (out / "progress.json").exists():
             self.progress = json.loads((out / "progress.json").read_text(encoding="utf-8"))
             state = load_file(out / "state.safetensors")
@@ -191,7 +202,7 @@ class Trainer:
 
 def schedule(step: int, phase: Phase) -> float:
     """Warm-up over 20 steps, then linear decay to a fifth over the phase."""
-    return min(1.0, (step + 1) / 20) * (1.0 - 0.8 * step / phase.max_steps)
+    return min(1.0, (step + 1) / 20) * (1.0 - 0.5 * step / phase.max_steps)
 
 
 def draw_batch(rng: Generator, phase: Phase) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,8 @@ def route(
     if weights.tid2eid is not None:
         experts = weights.tid2eid[token_ids]
     else:
-        experts = torch.topk(scores + weights.bias, geometry.experts_per_token, dim=-1, sorted=False).indices
+        biased = scores if weights.bias is None else scores + weights.bias
+        experts = torch.topk(biased, geometry.experts_per_token, dim=-1, sorted=False).indices
     chosen = scores.gather(-1, experts)
     chosen = chosen / (chosen.sum(-1, keepdim=True) + 1e-20) * geometry.routed_scale
     if fan_out is None or fan_out.k_min >= experts.shape[-1]:

@@ -1,8 +1,8 @@
 """The layer loop over rows: any subset of rows may run in each layer; what does not run is read from latents.
 
 A forward is a list of stages. A stage runs some layers over one row set; between stages rows leave (they are
-skipped from there on) or enter (their residual streams are restored from an artifact). In the last layer only the
-rows whose logits are wanted go on after their latents are written.
+skipped from there on) or enter (their residual streams are restored from an artifact). In a stage's last layer
+only the rows that go on run attention and experts; the others just leave their latents.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 from redknot.ops.hyper import collapse, enter, leave
 from redknot.ops.moe import FanOut, experts_forward, route
 from redknot.ops.norm import rms_norm
-from redknot.runtime.attention import Projections, attention, project, write_latents
+from redknot.runtime.attention import Projections, Scope, attention, project, write_latents
 from redknot.runtime.capture import Capture
 from redknot.runtime.counters import Counters
 from redknot.runtime.layout import RowSet
@@ -39,45 +39,45 @@ class Stage:
     layers: range
     rows: RowSet
     token_ids: Tensor  # [T]
+    go_on: Tensor  # rows that leave the last of these layers: those of the next stage, or those whose logits count
     fan_out: FanOut | None = None
     split: HeadSplit | None = None
-    take: Tensor | None = None  # [T] row of the stage before it, -1 where the streams are restored; None: as they are
-    restored: Tensor | None = None  # [rows with -1, hc, hidden], in order
+    restored: tuple[Tensor, Tensor] | None = None  # rows [r] of this stage that enter here, streams [r, hc, hidden]
 
 
-def forward(
-    model: Model, stages: list[Stage], wanted: Tensor, counters: Counters, capture: Capture | None = None
-) -> Tensor:
-    """Run the stages; returns logits of the ``wanted`` rows of the last stage, float32 [len(wanted), vocab].
+def forward(model: Model, stages: list[Stage], counters: Counters, capture: Capture | None = None) -> Tensor:
+    """Run the stages; returns logits of the rows that leave the last one, float32 [rows, vocab].
 
-    Latents of all rows that run are left in their sessions' segments. ``capture`` (offline) sees every layer.
+    Latents of all rows that run are left in their sessions' segments. ``capture`` (offline, or a probe) sees every
+    layer. What a row computes after its last latents is dropped, not run: neither arm of a comparison runs more.
     """
     geometry = model.geometry
-    last = geometry.num_layers - 1
     streams = torch.empty(0)
     for stage in stages:
         streams = _entering(model, stage, streams)
         for layer in stage.layers:
             if capture is not None:
-                capture.before_layer(layer, streams)
-            streams = _layer(model, layer, stage, streams, wanted if layer == last else None, counters, capture)
+                capture.before_layer(layer, stage.rows, streams)
+            leaves = layer == stage.layers[-1] and len(stage.go_on) < stage.rows.size
+            streams = _layer(model, layer, stage, streams, stage.go_on if leaves else None, counters, capture)
     hidden = rms_norm(collapse(model.weights.head_hc, streams, geometry), model.weights.norm, geometry.norm_eps)
-    counters.add_product(len(wanted), geometry.hidden_size, geometry.vocab_size)
+    counters.add_product(len(hidden), geometry.hidden_size, geometry.vocab_size)
     return linear(hidden, model.weights.head)
 
 
 def _entering(model: Model, stage: Stage, streams: Tensor) -> Tensor:
-    """Residual streams of a stage's rows."""
+    """Residual streams of a stage's rows: embedded, handed on, or restored."""
     if stage.layers.start == 0:
         embedded = model.weights.embed[stage.token_ids]
         return embedded.unsqueeze(1).expand(-1, model.geometry.hc_mult, -1)
-    if stage.take is None:
+    if stage.restored is None:
         return streams
-    entered = (
-        streams[stage.take.clamp(min=0)] if len(streams) else streams.new_empty(len(stage.take), *streams.shape[1:])
-    )
-    if stage.restored is not None:
-        entered[stage.take < 0] = stage.restored
+    rows, restored = stage.restored
+    entered = restored.new_empty(stage.rows.size, *restored.shape[1:])
+    handed_on = torch.ones(stage.rows.size, dtype=torch.bool)
+    handed_on[rows] = False
+    entered[handed_on] = streams
+    entered[rows] = restored
     return entered
 
 
@@ -86,21 +86,19 @@ def _layer(
     layer: int,
     stage: Stage,
     streams: Tensor,
-    wanted: Tensor | None,
+    go_on: Tensor | None,
     counters: Counters,
     capture: Capture | None,
 ) -> Tensor:
     weights, geometry, rows, tokens = model.weights.layers[layer], model.geometry, stage.rows, stage.token_ids
+    scope, split = Scope(model, layer, counters, capture), stage.split
     x, mixing = enter(weights.attn_hc, streams, geometry)
-    p = project(model, layer, rms_norm(x, weights.attn_norm, geometry.norm_eps))
-    counters.add_product(rows.size, geometry.hidden_size, sum(weights.attn.in_sizes))
-    write_latents(model, layer, p, rows, counters)
-    if wanted is not None:
-        # Only latents of the other rows are needed from here on; neither arm of a comparison computes more.
-        rows, tokens = _only(rows, wanted), tokens[wanted]
-        p = p.of(wanted)
-        streams, mixing = streams[wanted], mixing.of(wanted)
-    z = _projected(model, layer, stage if wanted is None else None, p, rows, counters, capture)
+    p = project(scope, rms_norm(x, weights.attn_norm, geometry.norm_eps))
+    write_latents(scope, p, rows)
+    if go_on is not None:
+        rows, tokens, p, split = _only(rows, go_on), tokens[go_on], p.of(go_on), _still(split, go_on)
+        streams, mixing = streams[go_on], mixing.of(go_on)
+    z = _projected(scope, p, rows, split)
     output = model.group.all_reduce(linear(z, weights.attn.wo_b))
     counters.add_product(rows.size, z.shape[1], geometry.hidden_size)
     streams = leave(mixing, output, streams)
@@ -111,6 +109,15 @@ def _layer(
     width, shared_width = geometry.expert_width, weights.moe.shared_w2.shape[1]
     counters.add_experts(routing, ran, geometry.hidden_size, width, shared_width)
     return leave(mixing, model.group.all_reduce(output), streams)
+
+
+def _still(split: HeadSplit | None, go_on: Tensor) -> HeadSplit | None:
+    """The part of a head split that concerns the rows that go on."""
+    if split is None:
+        return None
+    keep = torch.isin(split.rows, go_on)
+    rows = torch.searchsorted(go_on, split.rows[keep])
+    return HeadSplit(split.global_heads, rows, {layer: z[keep] for layer, z in split.restored.items()})
 
 
 def _only(rows: RowSet, wanted: Tensor) -> RowSet:
@@ -128,34 +135,23 @@ def _only(rows: RowSet, wanted: Tensor) -> RowSet:
     return subset
 
 
-def _projected(
-    model: Model,
-    layer: int,
-    stage: Stage | None,
-    p: Projections,
-    rows: RowSet,
-    counters: Counters,
-    capture: Capture | None,
-) -> Tensor:
+def _projected(scope: Scope, p: Projections, rows: RowSet, split: HeadSplit | None) -> Tensor:
     """Z of the rows: all heads online, or Global heads online plus the restored Local contribution."""
-    geometry, split = model.geometry, stage.split if stage is not None else None
-    counters.row_layers += rows.size
-    if capture is not None and capture.wants_local(layer):
-        local = attention(model, layer, p, rows, model.heads(layer, capture.local_heads), counters)
-        capture.local(layer, local)
-        return local + attention(model, layer, p, rows, model.heads(layer, capture.global_heads), counters)
+    model, layer = scope.model, scope.layer
+    scope.counters.row_layers += rows.size
+    everything = model.all_heads(layer)
     if split is None or not len(split.rows):
-        return attention(model, layer, p, rows, model.all_heads(layer), counters)
-    z = torch.empty(rows.size, model.all_heads(layer).wo_a.shape[0] * geometry.o_lora_rank)
+        return attention(scope, p, rows, everything)
+    z = torch.empty(rows.size, everything.wo_a.shape[0] * scope.geometry.o_lora_rank)
     whole = torch.ones(rows.size, dtype=torch.bool)
     whole[split.rows] = False
-    for picked, heads in ((whole.nonzero().flatten(), None), (split.rows, split.global_heads)):
-        if not len(picked):
-            continue
-        part = p.of(picked)
-        chosen = model.all_heads(layer) if heads is None else model.heads(layer, heads)
-        z[picked] = attention(model, layer, part, _only(rows, picked), chosen, counters)
-    counters.split_row_layers += len(split.rows)
+    for picked, heads in (
+        (whole.nonzero().flatten(), everything),
+        (split.rows, model.heads(layer, split.global_heads)),
+    ):
+        if len(picked):
+            z[picked] = attention(scope, p.of(picked), _only(rows, picked), heads)
+    scope.counters.split_row_layers += len(split.rows)
     # Replaced, never added twice: a row is either whole (its Local heads ran) or restored.
     z[split.rows] += split.restored[layer]
     return z

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -63,12 +64,12 @@ class Block:
     positions: Tensor  # [t] request positions
     windows: list[WindowPart]
     entries: dict[int, list[EntryPart]]  # by ratio
-    rotations: dict[object, object] = field(default_factory=dict)  # filled by the attention, per frame and rope kind
+    cache: dict[object, object] = field(default_factory=dict)  # rotations, per frame and rotary kind
 
     @property
     def size(self) -> int:
         """Number of rows."""
-        return self.rows.stop - self.rows.start
+        return len(self.positions)
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class RowSet:
             owner = session.segment_of(positions)
             breaks = ((positions[1:] - positions[:-1] != 1) | (owner[1:] != owner[:-1])).nonzero().flatten() + 1
             edges = [0, *breaks.tolist(), len(positions)]
-            for lo, hi in zip(edges[:-1], edges[1:], strict=True):
+            for lo, hi in pairwise(edges):
                 if hi > lo:
                     segment = session.segments[int(owner[lo])]
                     first = int(positions[lo])
@@ -166,7 +167,7 @@ def _tiles(rows: Tensor, positions: Tensor, of: Tensor, window: int) -> tuple[Te
     breaks = ((positions[1:] - positions[:-1] != 1) | (of[1:] != of[:-1])).nonzero().flatten() + 1
     edges = [0, *breaks.tolist(), len(rows)]
     tiles, single = [], []
-    for lo, hi in zip(edges[:-1], edges[1:], strict=True):
+    for lo, hi in pairwise(edges):
         if hi - lo < max(window // 4, 2):
             single.append(rows[lo:hi])
             continue
@@ -287,7 +288,7 @@ def _segment_groups(segment: Segment, fresh: Tensor, ratio: int) -> Tensor:
 
 def _overlap(session: Session, number: int, groups: Tensor, slots: Tensor, index: Tensor, ratio: int) -> Tensor:
     """Rows [g, ratio] of the group before each group; for a segment's first one, of the segment before."""
-    previous = index[(slots - ratio).clamp(min=0, max=len(index) - 1)]
+    previous: Tensor = index[(slots - ratio).clamp(min=0, max=len(index) - 1)]
     opens = groups == 0
     if bool(opens.any()):
         carried = torch.full((ratio,), -1, dtype=torch.int64)
@@ -298,5 +299,5 @@ def _overlap(session: Session, number: int, groups: Tensor, slots: Tensor, index
             # All rows of the group or none: a pool over some of them would be neither fresh nor stored.
             if last.length and bool((rows >= 0).all()):
                 carried[: len(rows)] = rows
-        previous[opens] = carried
+        previous = torch.where(opens.unsqueeze(-1), carried, previous)
     return previous

@@ -51,8 +51,8 @@ def prefill(
         finishing = [n for n, i in enumerate(live) if len(token_ids[i]) <= lo + step]
         ids = torch.cat([token_ids[i][span] for i, span in zip(live, spans, strict=True)])
         rows = RowSet(model.geometry, tuple(sessions[i] for i in live), tuple(spans))
-        stage = Stage(range(model.geometry.num_layers), rows, ids)
-        out = forward(model, [stage], ends[finishing], counters, capture)
+        stage = Stage(range(model.geometry.num_layers), rows, ids, go_on=ends[finishing])
+        out = forward(model, [stage], counters, capture)
         for n, row in zip(finishing, out, strict=True):
             logits[live[n]] = row
     return torch.stack([row for row in logits if row is not None])
@@ -66,5 +66,5 @@ def decode(model: Model, sessions: list[Session], tokens: Tensor, counters: Coun
         positions.append(torch.tensor([session.length]))
         session.segments[-1].end += 1
     rows = RowSet(model.geometry, tuple(sessions), tuple(positions))
-    stage = Stage(range(model.geometry.num_layers), rows, tokens)
-    return forward(model, [stage], torch.arange(len(sessions)), counters)
+    stage = Stage(range(model.geometry.num_layers), rows, tokens, go_on=torch.arange(len(sessions)))
+    return forward(model, [stage], counters)

@@ -242,11 +242,11 @@ def settled_as(reference: Reference, margin: float = 1e-5) -> Iterator[Ties]:
 
     chosen = {layer: [row for part in parts for row in part] for layer, parts in reference.chosen.items()}
     ties, at = Ties(), []
-    native_scores, native_best = attention.block_scores, attention.keep_best
+    native_scores, native_best = attention._scores, attention.keep_best
 
-    def block_scores(model: Any, layer: int, p: Any, q_a: Any, block: Any, *rest: Any) -> Tensor:
-        at[:] = [(layer, position) for position in block.positions.tolist()]
-        return native_scores(model, layer, p, q_a, block, *rest)
+    def scores_of(scope: Any, p: Any, q_a: Any, block: Any, parts: Any) -> Tensor:
+        at[:] = [(scope.layer, position) for position in block.positions.tolist()]
+        return native_scores(scope, p, q_a, block, parts)
 
     def keep_best(scores: Tensor, topk: int) -> Tensor:
         kept = native_best(scores, topk)
@@ -263,8 +263,8 @@ def settled_as(reference: Reference, margin: float = 1e-5) -> Iterator[Ties]:
                 ties.differing.append((layer, position, distance))
         return kept
 
-    attention.block_scores, attention.keep_best = block_scores, keep_best
+    attention._scores, attention.keep_best = scores_of, keep_best
     try:
         yield ties
     finally:
-        attention.block_scores, attention.keep_best = native_scores, native_best
+        attention._scores, attention.keep_best = native_scores, native_best

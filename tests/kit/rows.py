@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,9 +52,14 @@ def every_row(
     out = []
     for lo, hi in pairwise(edges):
         rows = RowSet(model.geometry, (session,), (torch.arange(lo, hi),))
-        stage = Stage(range(model.geometry.num_layers), rows, ids[lo:hi])
-        out.append(forward(model, [stage], torch.arange(hi - lo), counters or Counters()))
+        out.append(forward(model, [all_layers(rows, ids[lo:hi])], counters or Counters()))
     return torch.cat(out)
+
+
+def all_layers(rows: RowSet, ids: Tensor, **options: Any) -> Stage:
+    """One stage of every layer, all of whose rows give logits unless ``go_on`` says which."""
+    go_on = options.pop("go_on", torch.arange(rows.size))
+    return Stage(range(rows.geometry.num_layers), rows, ids, go_on=go_on, **options)
 
 
 def widest(found: Tensor, expected: Tensor) -> float:

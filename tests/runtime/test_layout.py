@@ -136,7 +136,7 @@ def naive_plan(
 
 @given(sessions_and_rows(), st.sampled_from([4, 32]), st.booleans(), st.data())
 def test_groups_are_refreshed_from_rows_that_ran(
-    case: tuple[Session, list[int]], ratio: int, overlap: bool, data: st.DataObject, small: Oracle
+    small: Oracle, case: tuple[Session, list[int]], ratio: int, overlap: bool, data: st.DataObject
 ) -> None:
     """Whole groups only, with the group before them; a kept tail counts as run."""
     session, positions = case

@@ -1,0 +1,165 @@
+"""Reuse profiles: which rows run how, as validated, content-hashed data (DESIGN section 5)."""
+
+from __future__ import annotations
+
+import hashlib
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from redknot.errors import ConfigError
+
+
+class Treatment(StrEnum):
+    """What a row does in a layer."""
+
+    FULL = "full"  # all heads online
+    GLOBAL_Z = "global+z"  # Global heads online, the stored Local contribution restored
+    SKIP = "skip"  # does not run; its latents come from the artifact
+
+
+class Selector(StrEnum):
+    """Who picks rows inside documents."""
+
+    NONE = "none"
+    INDEXER = "indexer"  # a probe pass of the last query rows, ranked by the model's own indexers
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FanOutPolicy(_Frozen):
+    """Adaptive expert fan-out of the middle layers; see :class:`redknot.ops.moe.FanOut`."""
+
+    k_min: Annotated[int, Field(ge=1)] = 3
+    tau: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+class Protected(_Frozen):
+    """Document rows that always run, beside the query and new text."""
+
+    first_windows: Annotated[int, Field(ge=0)] = 1  # windows at the start of each relocated run
+    last_windows: Annotated[int, Field(ge=0)] = 1  # windows at its end
+    recent_tail: Annotated[int, Field(ge=0)] = 0  # tokens before the end of the request
+    indexed_share: Annotated[float, Field(ge=0, le=1)] = 0.05  # cap of indexer-picked rows among candidates
+
+
+class Profile(_Frozen):
+    """One way to trade recomputation for quality."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+    fence_layers: Annotated[int, Field(ge=0)] = 1  # first and last, each
+    fence_idle: Treatment = Treatment.FULL
+    middle_active: Treatment = Treatment.FULL
+    middle_idle: Treatment = Treatment.SKIP
+    protected: Protected = Protected()
+    selector: Selector = Selector.INDEXER
+    budget: Annotated[float, Field(ge=0, le=1)] = 0.10  # Active rows as a share of the candidates
+    fan_out: FanOutPolicy | None = None
+    global_heads: tuple[Annotated[int, Field(ge=0)], ...] = (0,)  # positions within each output group
+
+    @model_validator(mode="after")
+    def _possible(self) -> Profile:
+        if self.fence_idle is Treatment.GLOBAL_Z:
+            raise ValueError("fence_idle must be full or skip")
+        if self.middle_active is Treatment.SKIP and self.budget > 0:
+            raise ValueError("active rows that skip need budget 0")
+        if (
+            (self.budget > 0 or self.protected.indexed_share > 0)
+            and self.selector is Selector.NONE
+            and self.reuses_rows
+        ):
+            raise ValueError("a budget or indexed_share needs a selector")
+        if not self.global_heads or len(set(self.global_heads)) != len(self.global_heads):
+            raise ValueError("global_heads must name distinct positions, at least one")
+        return self
+
+    @property
+    def reuses(self) -> bool:
+        """Whether anything is reused at all (``recompute`` does not)."""
+        return self.reuses_rows or Treatment.GLOBAL_Z in (self.middle_active, self.middle_idle)
+
+    @property
+    def reuses_rows(self) -> bool:
+        """Whether some rows are read from artifacts instead of run."""
+        return self.middle_idle is Treatment.SKIP
+
+    @property
+    def runs_inside_documents(self) -> bool:
+        """Whether rows away from a document's ends may run in middle layers and read their neighbours' windows."""
+        inside = self.budget > 0 or self.protected.indexed_share > 0 or self.protected.recent_tail > 0
+        return self.middle_idle is not Treatment.SKIP or inside or self.protected.last_windows > 0
+
+    def needs(self) -> tuple[str, ...]:
+        """What an artifact must hold, sorted; parts that depend on the profile name what they depend on."""
+        needs = set()
+        if self.reuses_rows:
+            needs |= {"latents", "window_all" if self.runs_inside_documents else "window_tail"}
+            if self.fence_idle is Treatment.FULL and self.fence_layers:
+                needs.add(f"streams:{self.fence_layers}")
+        if Treatment.GLOBAL_Z in (self.middle_active, self.middle_idle):
+            table = ",".join(str(head) for head in sorted(self.global_heads))
+            needs.add(f"zl:{self.fence_layers}:{table}")
+        return tuple(sorted(needs))
+
+    def digest(self) -> str:
+        """Content hash (hex SHA-256 of the canonical JSON) recorded in reports."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+
+RECOMPUTE = Profile(
+    name="recompute",
+    fence_layers=0,
+    middle_active=Treatment.FULL,
+    middle_idle=Treatment.FULL,
+    selector=Selector.NONE,
+    budget=0.0,
+    protected=Protected(indexed_share=0.0),
+)
+_HEADSPLIT = Profile(
+    name="headsplit",
+    middle_active=Treatment.GLOBAL_Z,
+    middle_idle=Treatment.GLOBAL_Z,
+    selector=Selector.NONE,
+    budget=0.0,
+    protected=Protected(indexed_share=0.0),
+)
+_TURBO = Profile(
+    name="turbo",
+    fence_layers=0,
+    fence_idle=Treatment.SKIP,
+    selector=Selector.NONE,
+    budget=0.0,
+    protected=Protected(last_windows=0, indexed_share=0.0),
+)
+SHIPPED = {
+    profile.name: profile
+    for profile in (
+        RECOMPUTE,
+        _HEADSPLIT,
+        Profile(name="combined", middle_active=Treatment.GLOBAL_Z),
+        Profile(name="rowsparse"),
+        _TURBO,
+    )
+}
+"""The five profiles of DESIGN section 5, with nano's fences (one layer) and no recent tail."""
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """A shipped profile by exact name, or a JSON file; ConfigError names what is wrong."""
+    if name_or_path in SHIPPED:
+        return SHIPPED[name_or_path]
+    path = Path(name_or_path)
+    if not path.is_file():
+        raise ConfigError(f"profile {name_or_path!r} is neither a file nor one of {', '.join(SHIPPED)}")
+    try:
+        return Profile.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"profile {path}: not readable ({error})") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "profile"
+        raise ConfigError(f"profile {path}: {where}: {first['msg']}") from None

@@ -1,0 +1,244 @@
+"""Reuse: a session whose documents come from artifacts, the row ranking, and the stages a profile runs.
+
+Rows that do not run are read from the segments that artifacts filled. Rows that run leave fresh latents over the
+stored ones; the stored bytes themselves are never written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from redknot.artifact.schema import boundary_section, layer_section, shard_section
+from redknot.latents.segment import Segment, allocate
+from redknot.latents.session import Session
+from redknot.model.geometry import Geometry
+from redknot.model.profile import Profile, Selector, Treatment
+from redknot.ops.moe import FanOut
+from redknot.plan.rows import KnownRun, Rows, pick_rows, protected_rows
+from redknot.runtime.capture import Capture
+from redknot.runtime.counters import Counters
+from redknot.runtime.forward import HeadSplit, Stage, forward
+from redknot.runtime.layout import RowSet
+from redknot.runtime.model import Model
+from redknot.runtime.prefill import CHUNK_ROWS
+
+
+class Sections(Protocol):
+    """What reuse reads of an artifact; ``redknot.artifact.loaded.LoadedArtifact`` is one."""
+
+    def section(self, name: str) -> Tensor:
+        """One stored tensor; raises StoreError when it cannot be trusted."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A known run and the artifact it is read from."""
+
+    run: KnownRun
+    sections: Sections
+
+
+def segmented(runs: Sequence[KnownRun], total: int) -> list[tuple[int, int, KnownRun | None]]:
+    """Cut a request into known runs and the new text between them: (start, stop, run or None) in order."""
+    pieces: list[tuple[int, int, KnownRun | None]] = []
+    at = 0
+    for run in runs:
+        if run.start > at:
+            pieces.append((at, run.start, None))
+        pieces.append((run.start, run.stop, run))
+        at = run.stop
+    if at < total:
+        pieces.append((at, total, None))
+    return pieces
+
+
+def segmented_session(geometry: Geometry, runs: Sequence[KnownRun], total: int, room: int) -> Session:
+    """An empty session cut at the known runs, with room for ``room`` generated tokens in its last segment.
+
+    Every segment but the last is closed. A request that ends in a known run ends in a closed segment too; decode
+    then opens a new one.
+    """
+    session = Session([])
+    for start, stop, run in segmented(runs, total):
+        first = run.doc_start if run is not None else 0
+        last = stop == total and run is None
+        segment = Segment(start - first, first, first + stop - start, closed=not last)
+        allocate(segment, geometry, segment.length + (room if last else 0))
+        session.segments.append(segment)
+    return session
+
+
+def restore(session: Session, sources: Sequence[Source], geometry: Geometry) -> None:
+    """Fill the known segments from their artifacts; raises StoreError for a section that cannot be trusted."""
+    by_start = {segment.first: segment for segment in session.segments}
+    for source in sources:
+        run, segment = source.run, by_start[source.run.start]
+        for layer, latents in enumerate(segment.layers):
+            window = source.sections.section(layer_section(layer, "window"))
+            kept = run.doc_length - window.shape[0]  # rows in front of the stored tail
+            rows = window[max(run.doc_start - kept, 0) : run.doc_start + run.length - kept]
+            latents.window[run.length - rows.shape[0] : run.length] = rows
+            ratio = geometry.ratio(layer)
+            if not ratio:
+                continue
+            first, count = run.doc_start // ratio, segment.entries(ratio)
+            latents.entries[:count] = source.sections.section(layer_section(layer, "entries"))[first : first + count]
+            if latents.index_keys.shape[0]:
+                keys = source.sections.section(layer_section(layer, "index_keys"))
+                latents.index_keys[:count] = keys[first : first + count]
+
+
+@torch.inference_mode()
+def rank_groups(
+    model: Model, session: Session, runs: Sequence[KnownRun], token_ids: Tensor, counters: Counters
+) -> Tensor:
+    """Rank the runs' 4-token groups by a probe pass: [groups over all runs], higher is more wanted.
+
+    The last w rows of the request run over the restored latents alone; the indexer scores they give each group are
+    summed over rows and CSA layers.
+    """
+    geometry, total = model.geometry, session.length
+    starts = {run.start for run in runs}
+    known = [segment for segment in session.segments if segment.first in starts]
+    behind = max((segment.stop for segment in known), default=0)
+    first = max(total - geometry.window, behind)
+    probe = Segment(first, 0, total - first, closed=False)
+    allocate(probe, geometry, probe.length)
+    ghost = Session([*known, probe])
+    rows = RowSet(geometry, (ghost,), (torch.arange(first, total),))
+    stage = Stage(range(geometry.num_layers), rows, token_ids[first:], go_on=torch.empty(0, dtype=torch.int64))
+    capture = Capture(wants_scores=True)
+    if probe.length:
+        forward(model, [stage], counters, capture)
+    nothing = torch.zeros(0)
+    scores = []
+    for segment in known:
+        count = segment.entries(geometry.csa_ratio)
+        found = capture.entry_scores.get(id(segment), nothing)
+        scores.append(torch.cat((found, torch.zeros(count - len(found)))))
+    return torch.cat(scores)
+
+
+def choose_rows(
+    model: Model, session: Session, runs: list[KnownRun], token_ids: Tensor, profile: Profile, counters: Counters
+) -> Rows:
+    """Row classes of a request; probes the latents when the profile selects rows by them."""
+    geometry, total = model.geometry, session.length
+    group = geometry.csa_ratio
+    protected = protected_rows(total, runs, profile, geometry.window, group)
+    wants = profile.budget > 0 or profile.protected.indexed_share > 0
+    if profile.selector is Selector.NONE or not wants or not runs:
+        return Rows(total, protected, torch.zeros_like(protected))
+    ranking = rank_groups(model, session, runs, token_ids, counters)
+    return pick_rows(total, runs, protected, ranking, profile, group, geometry.index_topk)
+
+
+@torch.inference_mode()
+def prefill_reusing(
+    model: Model,
+    session: Session,
+    sources: Sequence[Source],
+    rows: Rows,
+    token_ids: Tensor,
+    profile: Profile,
+    counters: Counters,
+    chunk: int = CHUNK_ROWS,
+) -> Tensor:
+    """Run what a profile runs over a restored session; returns the last row's logits [vocab]."""
+    step = _Stages(model, session, sources, rows, token_ids, profile)
+    weight = step.in_fences.long().cumsum(0)
+    edges = [0]
+    for number in range(1, int(weight[-1]) // chunk + 1):
+        edges.append(int(torch.searchsorted(weight, number * chunk)) + 1)
+    edges = sorted({min(edge, rows.total) for edge in [*edges, rows.total]})
+    logits = torch.empty(0)
+    for lo, hi in pairwise(edges):
+        logits = forward(model, step.of(lo, hi), counters)
+    return logits[-1]
+
+
+class _Stages:
+    """The stages of one request, chunk by chunk."""
+
+    def __init__(
+        self, model: Model, session: Session, sources: Sequence[Source], rows: Rows, token_ids: Tensor, profile: Profile
+    ) -> None:
+        self.model, self.session, self.sources = model, session, sources
+        self.token_ids, self.profile, self.rows = token_ids, profile, rows
+        everywhere = torch.ones_like(rows.protected)
+        fences = profile.fence_layers > 0 and profile.fence_idle is Treatment.FULL
+        self.in_fences = everywhere if fences else rows.running
+        self.in_middle = rows.running if profile.middle_idle is Treatment.SKIP else everywhere
+        split = torch.zeros_like(rows.protected)
+        if profile.middle_active is Treatment.GLOBAL_Z:
+            split |= rows.active
+        if profile.middle_idle is Treatment.GLOBAL_Z:
+            split |= ~rows.running
+        self.split = split
+
+    def of(self, lo: int, hi: int) -> list[Stage]:
+        """The stages of request positions [lo, hi)."""
+        layers, fence = self.model.geometry.num_layers, self.profile.fence_layers
+        spans = [(range(0, fence), self.in_fences), (range(fence, layers - fence), self.in_middle)]
+        spans.append((range(layers - fence, layers), self.in_fences))
+        spans = [(span, mask) for span, mask in spans if len(span)]
+        positions = [(lo + mask[lo:hi].nonzero().flatten()) for _, mask in spans]
+        stages = []
+        for number, (span, _) in enumerate(spans):
+            mine = positions[number]
+            if number + 1 < len(spans):
+                go_on = torch.isin(mine, positions[number + 1]).nonzero().flatten()
+            else:
+                go_on = (mine == self.rows.total - 1).nonzero().flatten()
+            middle = span.start >= fence and span.stop <= layers - fence
+            stages.append(
+                Stage(
+                    span,
+                    RowSet(self.model.geometry, (self.session,), (mine,)),
+                    self.token_ids[mine],
+                    go_on,
+                    fan_out=self._fan_out() if middle else None,
+                    split=self._head_split(span, mine) if middle else None,
+                    restored=self._restored(mine, positions[number - 1]) if number else None,
+                )
+            )
+        return stages
+
+    def _fan_out(self) -> FanOut | None:
+        policy = self.profile.fan_out
+        return None if policy is None else FanOut(policy.k_min, policy.tau)
+
+    def _restored(self, mine: Tensor, before: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Rows that did not run in the stage before, with their stored streams."""
+        entering = (~torch.isin(mine, before)).nonzero().flatten()
+        if not len(entering):
+            return None
+        shape = (self.model.geometry.hc_mult, self.model.geometry.hidden_size)
+        streams = self._gather(mine[entering], boundary_section("streams")).float()
+        return entering, streams.unflatten(-1, shape)
+
+    def _head_split(self, layers: range, mine: Tensor) -> HeadSplit | None:
+        rows = self.split[mine].nonzero().flatten()
+        if not len(rows):
+            return None
+        shard = self.model.group.shard
+        restored = {
+            layer: self._gather(mine[rows], shard_section(layer, "zl", shard.rank, shard.world)).float()
+            for layer in layers
+        }
+        return HeadSplit(tuple(sorted(self.profile.global_heads)), rows, restored)
+
+    def _gather(self, positions: Tensor, name: str) -> Tensor:
+        """Stored rows of a section at request positions, all of which lie in known runs."""
+        parts = []
+        for source in self.sources:
+            inside = positions[(positions >= source.run.start) & (positions < source.run.stop)]
+            if len(inside):
+                parts.append(source.sections.section(name)[inside - source.run.start + source.run.doc_start])
+        return torch.cat(parts)
