@@ -7,6 +7,7 @@ run is close to the identity (its output projections are zero), so layers can jo
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from redknot.model.geometry import Geometry, LayerKind, geometry_from_config
+from redknot.ops.rope import inverse_frequencies
 
 _KINDS = [LayerKind.SLIDING, LayerKind.SLIDING, *([LayerKind.HCA, LayerKind.CSA] * 5)]
 _ROPE = {"partial_rotary_factor": 0.125}
@@ -124,15 +126,18 @@ def initial_tensors(generator: torch.Generator) -> dict[str, Tensor]:
     g = GEOMETRY
 
     def matrix(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=generator) * float(columns**-0.5)
+        # As transformers initialises it. Muon's steps have unit spectral norm: larger matrices would turn too slowly.
+        return torch.randn(rows, columns, generator=generator) * 0.02
 
     embed = torch.randn(g.vocab_size, g.hidden_size, generator=generator)
+    # V4 has no biases: one constant channel gives every layer something to derive them from.
+    constant = torch.cat((torch.full((g.vocab_size, 1), 5.0), embed[:, 1:]), dim=1)
     tensors = {
-        "embed.weight": embed * 0.02,
+        "embed.weight": constant * 0.02,
         # Aligned with the embedding: a linear map cannot copy 2,048 random vectors onto 2,048 other random ones.
-        "head.weight": embed * 0.3 * g.hidden_size**-0.5,
+        "head.weight": embed * 0.02,
         "norm.weight": torch.ones(g.hidden_size),
-        "hc_head_fn": matrix(g.hc_mult, g.hc_mult * g.hidden_size) * 0.1,
+        "hc_head_fn": matrix(g.hc_mult, g.hc_mult * g.hidden_size),
         "hc_head_base": torch.zeros(g.hc_mult),
         "hc_head_scale": torch.ones(1),
     }
@@ -149,7 +154,7 @@ def _layer_tensors(layer: int, matrix: Any, generator: torch.Generator) -> dict[
         rows = (2 + g.hc_mult) * g.hc_mult
         base = torch.randn(rows, generator=generator) * 0.3
         base[2 * g.hc_mult :] = 4.0 * torch.eye(g.hc_mult).flatten()
-        out[f"hc_{block}_fn"] = matrix(rows, g.hc_mult * hidden) * 0.1
+        out[f"hc_{block}_fn"] = matrix(rows, g.hc_mult * hidden)
         out[f"hc_{block}_base"] = base
         out[f"hc_{block}_scale"] = torch.ones(3)
     out |= {
@@ -160,8 +165,10 @@ def _layer_tensors(layer: int, matrix: Any, generator: torch.Generator) -> dict[
         "attn.kv_norm.weight": torch.ones(d),
         "attn.attn_sink": torch.zeros(g.num_heads),
         "attn.wo_a.weight": matrix(g.o_groups * g.o_lora_rank, g.heads_per_group * d),
-        "attn.wo_b.weight": matrix(hidden, g.o_groups * g.o_lora_rank) * 0.2,
+        "attn.wo_b.weight": matrix(hidden, g.o_groups * g.o_lora_rank),
     }
+    if layer == 0:
+        _look_back(out)
     kind = g.kinds[layer]
     if kind is not LayerKind.SLIDING:
         series = 2 if kind is LayerKind.CSA else 1
@@ -171,6 +178,29 @@ def _layer_tensors(layer: int, matrix: Any, generator: torch.Generator) -> dict[
         out["attn.indexer.wq_b.weight"] = matrix(g.index_heads * g.index_head_dim, g.q_lora_rank)
         out["attn.indexer.weights_proj.weight"] = matrix(g.index_heads, hidden)
     return out | _moe_tensors(layer, matrix, generator)
+
+
+def _look_back(out: dict[str, Tensor]) -> None:
+    """Make the heads of the first output group attend to the tokens 1, 2, ... before their own.
+
+    Rows of the latent turned with the position read the constant channel; each head's query is that same vector,
+    turned back by its distance. The three highest frequencies tell 32 positions apart.
+    """
+    g = GEOMETRY
+    frequencies = inverse_frequencies(g.rope_main, g.rope_dim)[:3].tolist()
+    first = g.head_dim - g.rope_dim
+    latent, down, up = (out[f"attn.{name}.weight"] for name in ("wkv", "wq_a", "wq_b"))
+    latent[first:] = 0
+    latent[[first, first + 2, first + 4], 0] = 0.5
+    down[0] = 0
+    down[0, 0] = 0.3
+    for head in range(g.heads_per_group):
+        rows = up[head * g.head_dim : (head + 1) * g.head_dim]
+        rows.zero_()
+        for pair, frequency in enumerate(frequencies):
+            angle = -frequency * (head + 1)
+            rows[first + 2 * pair, 0] = 0.1 * math.cos(angle)
+            rows[first + 2 * pair + 1, 0] = 0.1 * math.sin(angle)
 
 
 def _compressor_tensors(prefix: str, width: int, d: int, ratio: int, matrix: Any) -> dict[str, Tensor]:
@@ -192,7 +222,7 @@ def _moe_tensors(layer: int, matrix: Any, generator: torch.Generator) -> dict[st
         out["ffn.gate.bias"] = torch.zeros(g.num_experts)
     for name in ("shared_experts", *(f"experts.{expert}" for expert in range(g.num_experts))):
         out[f"ffn.{name}.w1.weight"] = matrix(width, hidden)
-        out[f"ffn.{name}.w2.weight"] = matrix(hidden, width) * 0.1
+        out[f"ffn.{name}.w2.weight"] = matrix(hidden, width)
         out[f"ffn.{name}.w3.weight"] = matrix(width, hidden)
     return out
 

@@ -212,6 +212,7 @@ def _block(scope: Scope, p: Projections, q_a: Tensor, block: Block, heads: HeadS
             rotate_from(q, turned, rotation)
             partial = _entries(scope, q[entries.row :], entries, kept[number] if kept is not None else None)
             rotate_from(partial.output, None, rotation[entries.row :].inverse())
+            scope.counters.add_pairs(block.size - entries.row, heads.heads, d)  # a merge costs as much as one more key
             if entries.row == 0:
                 whole = merge([whole, partial])
             else:
@@ -222,11 +223,10 @@ def _block(scope: Scope, p: Projections, q_a: Tensor, block: Block, heads: HeadS
 def _window(scope: Scope, q: Tensor, turned: Tensor, block: Block, part: WindowPart, whole: Partial | None) -> Partial:
     """Merge one window part into the block's output so far."""
     rotation = scope.rotation(block.cache, id(part), block.positions[part.rows] - part.offsets)
-    n, m = part.groups
     picked = q[part.rows]
     rotate_from(picked, turned[part.rows], rotation)
     keys = torch.cat([segment.layers[scope.layer].window[index] for segment, index in part.keys])
-    partial = attend(picked.view(n, m, *picked.shape[1:]), keys, part.mask)
+    partial = attend(picked.view(*part.groups, *picked.shape[1:]), keys, part.mask)
     rotate_from(partial.output, None, rotation.inverse())
     rows = part.rows
     if part.take is not None:
@@ -236,6 +236,7 @@ def _window(scope: Scope, q: Tensor, turned: Tensor, block: Block, part: WindowP
         return partial
     if whole is None:
         whole = Partial(torch.zeros_like(q), q.new_full(q.shape[:2], float("-inf")))
+    scope.counters.add_pairs(len(rows), q.shape[1], q.shape[2])
     merge_rows_(whole, rows, partial)
     return whole
 
@@ -283,7 +284,7 @@ def _scores(scope: Scope, p: Projections, q_a: Tensor, block: Block, parts: list
     assert indexer is not None
     heads, d = geometry.index_heads, geometry.index_head_dim
     q = linear(q_a, indexer.wq_b).view(block.size, heads, d)
-    scope.counters.add_product(q_a.shape[0], q_a.shape[1], heads * d)
+    seen = torch.zeros(block.size, dtype=torch.int64)
     turned = q[..., d - geometry.rope_dim :].clone()
     weights = p.index_weights[block.rows] * (d * heads) ** -0.5
     scores = q.new_full((block.size, sum(part.count for part in parts)), float("-inf"))
@@ -293,6 +294,8 @@ def _scores(scope: Scope, p: Projections, q_a: Tensor, block: Block, parts: list
         keys = part.segment.layers[scope.layer].index_keys[: part.count]
         found = index_scores(q[part.row :], keys, weights[part.row :])
         scores[part.row :, column : column + part.count] = found if part.mask is None else found + part.mask
-        scope.counters.add_product(int(part.visible.sum()), heads, d)
+        seen[part.row :] += part.visible
         column += part.count
+    topk = 0 if scope.capture is not None and scope.capture.wants_scores else geometry.index_topk
+    scope.counters.add_scores(seen, topk, geometry.q_lora_rank, heads, d)
     return scores

@@ -12,11 +12,16 @@ from redknot.ops.moe import Routing
 
 @dataclass
 class Counters:
-    """Sums over one request (or one forward). FLOPs count a multiply-add as two, useful (visible) pairs only."""
+    """Sums over one request (or one forward).
+
+    FLOPs count a multiply-add as two: matrix products of rows that run, useful (visible) pairs only, and merges of
+    partial attention as one more key each; other elementwise work is not counted. No sum depends on the chunking.
+    """
 
     flops: int = 0
     row_layers: int = 0  # (row, layer) pairs whose attention and experts ran
     split_row_layers: int = 0  # those of them that ran Global heads only, with the stored Z_L restored
+    probe_row_layers: int = 0  # as row_layers, of a ranking probe: rows that run again for the request itself
     entries_refreshed: int = 0
     expert_pairs: int = 0  # (row, routed expert) pairs that ran on this rank
     expert_pairs_native: int = 0  # and those that the native router chose, over all ranks
@@ -30,6 +35,25 @@ class Counters:
     def add_pairs(self, pairs: int, heads: int, d: int) -> None:
         """Attention over visible (row, key) pairs: scores and weighted sum."""
         self.flops += 4 * pairs * heads * d
+
+    def add_scores(self, visible: Tensor, topk: int, rank: int, heads: int, d: int) -> None:
+        """Indexer queries and scores of the rows that see more than ``topk`` entries; ``visible`` [t] per row.
+
+        A block scores all its rows as soon as one of them must choose; the others' scores decide nothing.
+        """
+        choosing = visible[visible > topk]
+        self.add_product(len(choosing), rank, heads * d)
+        self.add_product(int(choosing.sum()), heads, d + 1)  # dot products and their weighted sum over heads
+
+    def add_streams(self, entering: int, leaving: int, hc: int, hidden: int) -> None:
+        """Hyper-connections of rows that enter a block (coefficients and collapse) or leave one (mix, add)."""
+        self.add_product(entering, hc * hidden, hc * (hc + 2) + 1)
+        self.add_product(leaving, hc * hidden, hc + 1)
+
+    def add_probe(self, probe: Counters) -> None:
+        """A probe's arithmetic; its rows are kept apart, since the same rows run for the request too."""
+        self.flops += probe.flops
+        self.probe_row_layers += probe.row_layers
 
     def add_experts(self, routing: Routing, ran: int, hidden: int, width: int, shared_width: int) -> None:
         """Routed pairs that ran on this rank, the shared expert, and the experts each row kept."""

@@ -62,6 +62,7 @@ def forward(model: Model, stages: list[Stage], counters: Counters, capture: Capt
             streams = _layer(model, layer, stage, streams, stage.go_on if leaves else None, counters, capture)
     hidden = rms_norm(collapse(model.weights.head_hc, streams, geometry), model.weights.norm, geometry.norm_eps)
     counters.add_product(len(hidden), geometry.hidden_size, geometry.vocab_size)
+    counters.add_product(len(hidden), geometry.hc_mult * geometry.hidden_size, geometry.hc_mult + 1)
     return linear(hidden, model.weights.head)
 
 
@@ -107,7 +108,9 @@ def _layer(
     routing = route(weights.moe, x, tokens, geometry, stage.fan_out)
     output, ran = experts_forward(weights.moe, x, routing, geometry.swiglu_limit)
     width, shared_width = geometry.expert_width, weights.moe.shared_w2.shape[1]
+    counters.add_product(rows.size, geometry.hidden_size, geometry.num_experts)
     counters.add_experts(routing, ran, geometry.hidden_size, width, shared_width)
+    counters.add_streams(stage.rows.size + rows.size, 2 * rows.size, geometry.hc_mult, geometry.hidden_size)
     return leave(mixing, model.group.all_reduce(output), streams)
 
 

@@ -113,9 +113,10 @@ def rank_groups(
     ghost = Session([*known, probe])
     rows = RowSet(geometry, (ghost,), (torch.arange(first, total),))
     stage = Stage(range(geometry.num_layers), rows, token_ids[first:], go_on=torch.empty(0, dtype=torch.int64))
-    capture = Capture(wants_scores=True)
+    capture, own = Capture(wants_scores=True), Counters()
     if probe.length:
-        forward(model, [stage], counters, capture)
+        forward(model, [stage], own, capture)
+    counters.add_probe(own)
     nothing = torch.zeros(0)
     scores = []
     for segment in known:

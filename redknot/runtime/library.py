@@ -1,0 +1,121 @@
+"""The documents an engine knows: the store's catalogue as a token index, and certified artifacts behind it.
+
+Whatever is wrong with the store or an artifact ends as a :class:`Refused` with its reason: the request then runs
+dense. Nothing here raises to the caller of a request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from redknot.artifact.rows import TokenRow
+from redknot.artifact.certificate import Expected, validate
+from redknot.artifact.identity import ModelIdentity, differences, token_hash
+from redknot.artifact.loaded import LoadedArtifact
+from redknot.artifact.reasons import request_reason
+from redknot.artifact.schema import parse_section
+from redknot.artifact.sections import section_specs
+from redknot.artifact.store import ArtifactStore
+from redknot.comm.shard import Shard
+from redknot.errors import RequestReason, StoreError
+from redknot.model.geometry import Geometry
+from redknot.plan.planner import Known
+from redknot.plan.token_index import TokenIndex
+
+
+class Refused(Exception):
+    """Reuse is off for this request; carries the reason and one line of detail."""
+
+    def __init__(self, reason: RequestReason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass
+class Library:
+    """Known documents of one model identity and namespace."""
+
+    store: ArtifactStore
+    identity: ModelIdentity
+    geometry: Geometry
+    namespace: str
+    needs: tuple[str, ...]
+    shard: Shard
+    index: TokenIndex = field(init=False)
+    _rows: dict[str, TokenRow] = field(default_factory=dict)
+    _revision: object = None
+    _held: dict[str, LoadedArtifact] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Start with an empty index; the first request fills it."""
+        self.index = TokenIndex(self.geometry.block_length)
+
+    def refresh(self) -> None:
+        """Bring the index up to date with the catalogue; raises Refused when the store cannot be read."""
+        try:
+            revision = self.store.revision
+            if revision == self._revision:
+                return
+            rows = self.store.tokens(self.namespace, self.identity, needs=self.needs, world=self.shard.world)
+            fresh = {row.artifact.artifact_id: row for row in rows}
+            for gone in self._rows.keys() - fresh.keys():
+                self.index.remove(gone)
+                self._held.pop(gone, None)
+            for artifact_id in fresh.keys() - self._rows.keys():
+                self.index.add(artifact_id, fresh[artifact_id].token_ids)
+            self._rows, self._revision = fresh, revision
+            if not fresh:
+                self._explain_empty()
+        except StoreError as error:
+            raise Refused(RequestReason.STORE_UNAVAILABLE, str(error)) from error
+
+    def _explain_empty(self) -> None:
+        """Name what differs when every artifact of the namespace belongs to another model."""
+        others = self.store.identities(self.namespace)
+        if not others:
+            return
+        fields = min((differences(self.identity, other) for other in others), key=len)
+        if not fields:
+            return
+        self._revision = None  # look again next time
+        geometry = any(name.startswith("geometry.") for name in fields)
+        reason = RequestReason.GEOMETRY_MISMATCH if geometry else RequestReason.IDENTITY_MISMATCH
+        raise Refused(reason, f"the store's artifacts belong to another model: {', '.join(fields)} differ")
+
+    def known(self) -> dict[str, Known]:
+        """What the planner may ask about."""
+        return {key: Known(len(row.token_ids), frozenset(row.artifact.needs)) for key, row in self._rows.items()}
+
+    def certified(self, artifact_id: str) -> LoadedArtifact:
+        """An artifact whose certificate holds and whose every section this rank reads has been verified.
+
+        Raises Refused with the reason.
+        """
+        row = self._rows[artifact_id]
+        try:
+            artifact = self._held.get(artifact_id)
+            if artifact is None or artifact.is_stale():
+                artifact = self.store.load(artifact_id, self.namespace)
+            world = self.shard.world
+            specs = section_specs(self.geometry, len(row.token_ids), self.needs, world)
+            expected = Expected(
+                namespace=self.namespace,
+                model=self.identity,
+                token_hash=token_hash(row.token_ids),
+                needs=self.needs,
+                world=world if any(need.startswith("zl:") for need in self.needs) else artifact.certificate.world,
+                generation=row.artifact.generation,
+                sections=dict(specs),
+            )
+            refusal = validate(artifact.certificate, expected)
+            if refusal is not None:
+                raise Refused(refusal.reason, refusal.message)
+            for name in specs:
+                if parse_section(name).rank in (None, self.shard.rank):
+                    artifact.section(name)
+        except StoreError as error:
+            self._held.pop(artifact_id, None)
+            raise Refused(request_reason(error), str(error)) from error
+        self._held[artifact_id] = artifact
+        return artifact

@@ -1,0 +1,160 @@
+"""Prometheus metrics: the sums of what requests report, under names that begin with ``redknot_``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from redknot.errors import DocumentReason, RequestReason
+from redknot.runtime.counters import Counters
+from redknot.runtime.ledger import Ledgers
+
+ARMS = ("reuse", "dense")
+TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
+
+
+class ObservedDocument(Protocol):
+    """What is counted of one document of a request."""
+
+    @property
+    def reused(self) -> int:
+        """Tokens read from its artifact."""
+
+    @property
+    def recomputed(self) -> int:
+        """Tokens that ran."""
+
+    @property
+    def reason(self) -> DocumentReason | None:
+        """Why it was new text."""
+
+
+class Observed(Protocol):
+    """What is counted of one request; ``redknot.runtime.report.Report`` is one."""
+
+    @property
+    def arm(self) -> str:
+        """One of ``ARMS``."""
+
+    @property
+    def reason(self) -> RequestReason | None:
+        """Why it ran dense."""
+
+    @property
+    def documents(self) -> Sequence[ObservedDocument]:
+        """Its documents, found or named."""
+
+    @property
+    def ledgers(self) -> Ledgers:
+        """What it saved."""
+
+    @property
+    def counters(self) -> Counters:
+        """What its prefill ran."""
+
+    @property
+    def ttft_forward_s(self) -> float:
+        """Seconds from prefill entry to the first token."""
+
+    @property
+    def ttft_request_s(self) -> float:
+        """Seconds from the call to the first token."""
+
+
+class Metrics:
+    """Sums over requests, in a registry of their own unless one is given (names must be free in it).
+
+    A saving is 1 - run / recompute (for head-rows: saved / whole), within one unit only. Safe to use from threads.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry if registry is not None else CollectorRegistry()
+        self._requests = self._counter("requests", "Requests answered.", "arm")
+        self._fallbacks = self._counter("fallbacks", "Requests that ran dense, by reason.", "reason")
+        self._documents = self._counter("documents", "Documents of requests: reused, or why not.", "outcome")
+        self._document_tokens = self._counter("document_tokens", "Tokens of documents, by what was done.", "treatment")
+        self._validated = self._counter("certificates_validated", "Certificates that held.")
+        self._refused = self._counter("certificates_refused", "Certificates that did not hold, by reason.", "reason")
+        self._head_rows = self._counter("head_rows", "Head-rows of requests: layers x tokens x heads.", "arm")
+        self._head_rows_saved = self._counter("head_rows_saved", "Local head-rows of middle layers not run.", "arm")
+        self._row_layers = self._counter("recompute_row_layers", "Row-layers that recompute would have run.", "arm")
+        self._row_layers_run = self._counter("row_layers_run", "Row-layers that ran, probes not counted.", "arm")
+        self._flops = self._counter("recompute_flops", "FLOPs that recompute would have run.", "arm")
+        self._flops_run = self._counter("flops_run", "FLOPs that ran, probes and merges included.", "arm")
+        self._pairs = self._counter("expert_pairs_native", "(row, expert) pairs the native router chose.", "arm")
+        self._pairs_run = self._counter("expert_pairs_run", "(row, expert) pairs that ran on this rank.", "arm")
+        self._fan_out = self._counter("fan_out_rows", "Row-layers by the number of routed experts they ran.", "experts")
+        self._ttft_forward = self._seconds("ttft_forward_seconds", "Prefill entry to first token.")
+        self._ttft_request = self._seconds("ttft_request_seconds", "Call to first token: match, vote, load included.")
+        self._show_zeros()
+
+    def observe(self, report: Observed) -> None:
+        """Count one finished request."""
+        arm, ran, saved = report.arm, report.counters, report.ledgers
+        self._requests.labels(arm).inc()
+        if report.reason is not None:
+            self._fallbacks.labels(report.reason.value).inc()
+        for document in report.documents:
+            self._documents.labels(_outcome(report.reason, document.reason)).inc()
+            self._document_tokens.labels("reused").inc(document.reused)
+            self._document_tokens.labels("recomputed").inc(document.recomputed)
+        self._head_rows.labels(arm).inc(saved.head_rows.whole)
+        self._head_rows_saved.labels(arm).inc(saved.head_rows.saved)
+        self._row_layers.labels(arm).inc(ran.row_layers + saved.token_rows.saved)
+        self._row_layers_run.labels(arm).inc(ran.row_layers)
+        self._flops.labels(arm).inc(saved.arithmetic.whole)
+        self._flops_run.labels(arm).inc(ran.flops)
+        self._pairs.labels(arm).inc(ran.expert_pairs_native)
+        self._pairs_run.labels(arm).inc(ran.expert_pairs)
+        for experts, rows in ran.fan_out.items():
+            self._fan_out.labels(str(experts)).inc(rows)
+        self._ttft_forward.labels(arm).observe(report.ttft_forward_s)
+        self._ttft_request.labels(arm).observe(report.ttft_request_s)
+
+    def certificate(self, refused: RequestReason | None) -> None:
+        """Count one certificate that was checked: it held, or the reason it did not."""
+        if refused is None:
+            self._validated.inc()
+        else:
+            self._refused.labels(refused.value).inc()
+
+    def exposition(self) -> str:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry).decode("utf-8")
+
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(f"redknot_{name}", meaning, labels, registry=self.registry)
+
+    def _seconds(self, name: str, meaning: str) -> Histogram:
+        return Histogram(f"redknot_{name}", meaning, ("arm",), registry=self.registry, buckets=TTFT_BUCKETS)
+
+    def _show_zeros(self) -> None:
+        """Expose every known label from the start, so that the first event is a rise from 0."""
+        for metric in (self._requests, self._head_rows, self._head_rows_saved, self._row_layers, self._row_layers_run):
+            _touch(metric, ARMS)
+        for metric in (self._flops, self._flops_run, self._pairs, self._pairs_run):
+            _touch(metric, ARMS)
+        _touch(self._fallbacks, RequestReason)
+        _touch(self._refused, RequestReason)
+        _touch(self._documents, (REUSED, REQUEST_DENSE, *DocumentReason))
+        _touch(self._document_tokens, ("reused", "recomputed"))
+        for histogram in (self._ttft_forward, self._ttft_request):
+            for arm in ARMS:
+                histogram.labels(arm)
+
+
+REUSED = "reused"
+REQUEST_DENSE = "request_dense"  # nothing was wrong with the document; the whole request ran dense
+
+
+def _outcome(request: RequestReason | None, document: DocumentReason | None) -> str:
+    if document is not None:
+        return document.value
+    return REUSED if request is None else REQUEST_DENSE
+
+
+def _touch(metric: Counter, values: Sequence[str] | type[RequestReason]) -> None:
+    for value in values:
+        metric.labels(str(value))

@@ -1,0 +1,50 @@
+"""What every response says about itself: what was reused, what ran, why, and how long it took."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from redknot.errors import DocumentReason, RequestReason
+from redknot.runtime.counters import Counters
+from redknot.runtime.ledger import Ledgers
+
+
+@dataclass(frozen=True)
+class DocumentReport:
+    """One document of the request; ``reason`` says why it was new text, None when rows of it were reused."""
+
+    artifact_id: str | None
+    start: int
+    length: int
+    reused: int  # rows read from the artifact in the middle layers
+    recomputed: int
+    reason: DocumentReason | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """One request. Counters were written by the code that did the work; the prefill alone, decode not included."""
+
+    arm: str  # "reuse" or "dense"
+    profile: str
+    profile_digest: str
+    reason: RequestReason | None  # why the request ran dense; None when it reused
+    detail: str  # one line for people, e.g. the differing identity fields
+    prompt_tokens: int
+    reused_tokens: int
+    documents: tuple[DocumentReport, ...]
+    counters: Counters
+    ledgers: Ledgers
+    ttft_forward_s: float  # prefill entry to first token
+    ttft_request_s: float  # call to first token: match, load, vote and probe included
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        out = {key: value for key, value in vars(self).items() if key not in ("documents", "counters", "ledgers")}
+        out["documents"] = [asdict(document) for document in self.documents]
+        counters = asdict(self.counters)
+        del counters["cuts"]
+        out["counters"] = counters
+        out["ledgers"] = self.ledgers.to_dict()
+        return out
