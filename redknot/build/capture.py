@@ -15,17 +15,23 @@ from redknot.model.geometry import Geometry
 from redknot.runtime.capture import Capture
 from redknot.runtime.counters import Counters
 from redknot.runtime.model import Model
-from redknot.runtime.prefill import dense_session, prefill
+from redknot.runtime.prefill import CHUNK_ROWS, dense_session, prefill
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 
 
 def evaluate(
-    model: Model, documents: Sequence[Tensor], needs: tuple[str, ...], counters: Counters, world: int = 1
+    model: Model,
+    documents: Sequence[Tensor],
+    needs: tuple[str, ...],
+    counters: Counters,
+    world: int = 1,
+    chunk: int = CHUNK_ROWS,
 ) -> list[dict[str, Tensor]]:
     """Run a batch of documents [n_i] int64, each closed and alone; returns each one's sections by name.
 
-    ``model`` holds all heads (one process builds the shards of all ``world`` ranks).
+    ``model`` holds all heads (one process builds the shards of all ``world`` ranks). Rows
+    run in forwards of about ``chunk``, as in ``prefill``.
     """
     geometry = model.geometry
     sessions = [dense_session(geometry, len(ids), len(ids), closed=True) for ids in documents]
@@ -37,7 +43,7 @@ def evaluate(
         capture.local_layers = middle_layers(geometry, split[0])
     if fence is not None:
         capture.stream_layer = geometry.num_layers - fence
-    prefill(model, sessions, list(documents), counters, capture=capture)
+    prefill(model, sessions, list(documents), counters, chunk=chunk, capture=capture)
     streams = capture.streams_by_session(sessions) if fence is not None else {}
     local = {layer: capture.local_by_session(layer, sessions) for layer in capture.local_layers}
     return [

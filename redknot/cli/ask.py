@@ -73,5 +73,5 @@ def _line(arm: str, result: Result) -> str:
     reused = f"{report.reused_tokens}/{report.prompt_tokens} tokens reused"
     times = f"TTFT {report.ttft_request_s * 1000:.1f} ms (forward {report.ttft_forward_s * 1000:.1f})"
     ledgers = report.ledgers
-    saved = f"row-layers saved {ledgers.token_rows:.1%}, FLOPs saved {ledgers.arithmetic:.1%}"
+    saved = f"row-layers saved {ledgers.token_rows.share:.1%}, FLOPs saved {ledgers.arithmetic.share:.1%}"
     return f"{arm:<9} {result.text.strip()!r}  {times}  {reused}  {saved}{why}"

@@ -296,6 +296,6 @@ def _scores(scope: Scope, p: Projections, q_a: Tensor, block: Block, parts: list
         scores[part.row :, column : column + part.count] = found if part.mask is None else found + part.mask
         seen[part.row :] += part.visible
         column += part.count
-    topk = 0 if scope.capture is not None and scope.capture.wants_scores else geometry.index_topk
-    scope.counters.add_scores(seen, topk, geometry.q_lora_rank, heads, d)
+    every = scope.capture is not None and scope.capture.wants_scores
+    scope.counters.add_scores(seen, 0 if every else geometry.index_topk, geometry.q_lora_rank, heads, d)
     return scores

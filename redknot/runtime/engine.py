@@ -320,5 +320,3 @@ def _check_profile(profile: Profile, geometry: Geometry) -> None:
         problem = f"Global head {max(profile.global_heads)} in groups of {geometry.heads_per_group}"
     if problem:
         raise Refused(RequestReason.UNSUPPORTED_MODEL, f"profile {profile.name} does not fit the model: {problem}")
-
-

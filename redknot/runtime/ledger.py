@@ -144,8 +144,7 @@ def recompute_flops(geometry: Geometry, tokens: int, shard: Shard = SINGLE) -> i
 def _layer_flops(geometry: Geometry, kind: LayerKind, shard: Shard, tokens: int, rows: int) -> int:
     """One layer over ``tokens`` rows, of which the last ``rows`` go on to attention and experts."""
     g, hc, hidden = geometry, geometry.hc_mult, geometry.hidden_size
-    own = shard.part(g.o_groups)
-    groups = own.stop - own.start
+    groups = _own(shard, g.o_groups)
     heads = groups * g.heads_per_group
     flops = 2 * tokens * hidden * _input_width(g, kind)
     flops += 2 * rows * heads * g.head_dim * (g.q_lora_rank + g.o_lora_rank)
@@ -156,10 +155,15 @@ def _layer_flops(geometry: Geometry, kind: LayerKind, shard: Shard, tokens: int,
         flops += 2 * g.index_heads * (choosing * g.q_lora_rank * g.index_head_dim + scored * (g.index_head_dim + 1))
     flops += 2 * hc * hidden * ((tokens + rows) * (hc * (hc + 2) + 1) + 2 * rows * (hc + 1))
     flops += 2 * rows * hidden * g.num_experts
-    width, experts = shard.part(g.expert_width * g.num_shared_experts), shard.part(g.num_experts)
-    flops += 6 * rows * hidden * (width.stop - width.start)
+    flops += 6 * rows * hidden * _own(shard, g.expert_width * g.num_shared_experts)
     routed = 6 * rows * g.experts_per_token * hidden * g.expert_width
-    return flops + routed * (experts.stop - experts.start) // g.num_experts
+    return flops + routed * _own(shard, g.num_experts) // g.num_experts
+
+
+def _own(shard: Shard, total: int) -> int:
+    """How many of ``total`` a rank holds."""
+    part = shard.part(total)
+    return int(part.stop - part.start)
 
 
 def _input_width(geometry: Geometry, kind: LayerKind) -> int:

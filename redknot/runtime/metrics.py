@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -12,6 +12,8 @@ from redknot.runtime.counters import Counters
 from redknot.runtime.ledger import Ledgers
 
 ARMS = ("reuse", "dense")
+REUSED = "reused"
+REQUEST_DENSE = "request_dense"  # nothing was wrong with the document; the whole request ran dense
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 
 
@@ -145,16 +147,12 @@ class Metrics:
                 histogram.labels(arm)
 
 
-REUSED = "reused"
-REQUEST_DENSE = "request_dense"  # nothing was wrong with the document; the whole request ran dense
-
-
 def _outcome(request: RequestReason | None, document: DocumentReason | None) -> str:
     if document is not None:
         return document.value
     return REUSED if request is None else REQUEST_DENSE
 
 
-def _touch(metric: Counter, values: Sequence[str] | type[RequestReason]) -> None:
+def _touch(metric: Counter, values: Iterable[str]) -> None:
     for value in values:
         metric.labels(str(value))
