@@ -24,7 +24,7 @@ class Settings:
 
 
 def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
-    """Settings from ``REDKNOT_CACHE_DIR``, ``REDKNOT_LOG_LEVEL`` and ``XDG_CACHE_HOME``; ConfigError for a bad level."""
+    """Read ``REDKNOT_CACHE_DIR``, ``XDG_CACHE_HOME`` and ``REDKNOT_LOG_LEVEL``; ConfigError for an unknown level."""
     found = os.environ if environment is None else environment
     level = found.get(LOG_LEVEL) or "WARNING"
     if level.upper() not in LOG_LEVELS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -16,14 +16,13 @@ from redknot.artifact.certificate import Certificate, CertificateDraft
 from redknot.artifact.publish import Publication
 from redknot.artifact.store import ArtifactStore
 from redknot.build.capture import evaluate
-from redknot.build.plan import Content, Present, find_present, record_names
+from redknot.build.contents import Content
+from redknot.build.plan import OnContent, Present, find_present, record_names
 from redknot.runtime.counters import Counters
 from redknot.runtime.model import Model
 
 BATCH_TOKENS = 2048  # rows that keep the matrix products busy; longer documents run alone, in forwards of this many
 _WAITING = 2  # evaluated batches that may wait for the disk
-
-OnDone = Callable[[Content], None]  # called from the publishing thread too
 
 
 @dataclass
@@ -45,8 +44,13 @@ class BuildResult:
         """Payload bytes published."""
         return sum(certificate.nbytes for certificate in self.certificates)
 
+    @property
+    def tokens_per_second(self) -> float:
+        """Of what was evaluated, evaluation to publication."""
+        return self.tokens / self.seconds if self.seconds else 0.0
 
-def batches(contents: Sequence[Content], tokens: int = BATCH_TOKENS) -> Iterator[list[Content]]:
+
+def batches(contents: Sequence[Content], tokens: int) -> Iterator[list[Content]]:
     """Contents of similar length, together at least ``tokens`` tokens where there are so many; short ones first."""
     batch: list[Content] = []
     for content in sorted(contents, key=len):
@@ -63,16 +67,17 @@ def build(
     store: ArtifactStore,
     draft: CertificateDraft,
     contents: Sequence[Content],
-    on_done: OnDone = lambda content: None,
+    on_done: OnContent = lambda content: None,
 ) -> BuildResult:
     """Evaluate and publish contents, batch by batch; each batch becomes visible as a whole.
 
     An interrupt publishes what was evaluated, a second one drops it; either way KeyboardInterrupt goes on, nothing is
-    half written, and the next build takes up where this one stopped. StoreError when the disk refuses.
+    half written, and the next build takes up where this one stopped. ``on_done`` is called from the publishing thread
+    too. StoreError when the disk refuses.
     """
     started, result = time.perf_counter(), BuildResult()
     with _Publisher(store, draft, result, on_done) as publisher:
-        for batch in batches(contents):
+        for batch in batches(contents, BATCH_TOKENS):
             batch = _still_missing(store, draft, batch, result, on_done)
             if batch:
                 publisher.submit(batch, evaluate_batch(model, draft, batch, result.counters))
@@ -89,7 +94,7 @@ def evaluate_batch(
 
 
 def _still_missing(
-    store: ArtifactStore, draft: CertificateDraft, batch: list[Content], result: BuildResult, on_done: OnDone
+    store: ArtifactStore, draft: CertificateDraft, batch: list[Content], result: BuildResult, on_done: OnContent
 ) -> list[Content]:
     """The contents that no other builder has published since the build was planned."""
     missing = []
@@ -107,7 +112,7 @@ def _still_missing(
 class _Publisher:
     """Publishes batches one after the other in a thread of its own; its errors surface in the caller."""
 
-    def __init__(self, store: ArtifactStore, draft: CertificateDraft, result: BuildResult, on_done: OnDone) -> None:
+    def __init__(self, store: ArtifactStore, draft: CertificateDraft, result: BuildResult, on_done: OnContent) -> None:
         self._store, self._draft, self._result, self._on_done = store, draft, result, on_done
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="redknot-publish")
         self._pending: deque[Future[None]] = deque()

@@ -35,7 +35,8 @@ def evaluate(
     """
     geometry = model.geometry
     sessions = [dense_session(geometry, len(ids), len(ids), closed=True) for ids in documents]
-    latents, window_all, fence, split = parse_needs(needs)
+    parsed = parse_needs(needs)
+    fence, split = parsed.stream_fence, parsed.split
     capture = Capture()
     if split is not None:
         chosen = split[1]

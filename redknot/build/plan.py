@@ -1,39 +1,21 @@
-"""What a build will do, before anything is evaluated or written: contents, needs, bytes, and what is there already."""
+"""What a build will do, before anything is evaluated or written: what is there, what is missing, the bytes it takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
-import numpy.typing as npt
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from redknot.artifact.certificate import CertificateDraft
-from redknot.artifact.identity import ModelIdentity, token_array, token_hash
-from redknot.artifact.publish import planned_bytes
 from redknot.artifact.rows import ArtifactRow, ArtifactState
-from redknot.artifact.schema import need_is_sharded
-from redknot.artifact.sections import parse_needs, section_specs
+from redknot.artifact.schema import CATALOGUE_FILE, need_is_sharded
 from redknot.artifact.store import ArtifactStore
-from redknot.build.documents import CorpusReport, Document
-from redknot.comm.shard import Shard
-from redknot.errors import ConfigError, InputError
-from redknot.model.geometry import Geometry
-from redknot.model.profile import Profile
-from redknot.model.tokenizer import Tokenizer
+from redknot.build.contents import Content
+from redknot.build.target import Target
+from redknot.errors import StoreError
 
-
-@dataclass(frozen=True)
-class Content:
-    """One distinct content: its token ids, and every document that has it."""
-
-    names: tuple[str, ...]
-    source: str  # of the first of them
-    token_ids: npt.NDArray[np.int32]
-    token_hash: str
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
+OnContent = Callable[[Content], None]
 
 
 @dataclass(frozen=True)
@@ -45,128 +27,69 @@ class Present:
 
 
 @dataclass(frozen=True)
-class Target:
-    """What artifacts are built for: a geometry, a profile's needs, TP ranks, a namespace."""
+class BuildPlan:
+    """Everything that is known before the first forward."""
 
-    geometry: Geometry
-    needs: tuple[str, ...]
-    world: int  # 1 unless something is sharded
-    namespace: str
-
-    def draft(self, model: ModelIdentity) -> CertificateDraft:
-        """What the certificates of this build have in common."""
-        return CertificateDraft(self.namespace, model, self.needs, self.world)
-
-    def nbytes(self, tokens: int) -> int:
-        """Bytes on disk of the artifact of a document of that many tokens."""
-        # The model's identity has the same size for every model, so any will do here.
-        nobody = ModelIdentity.of(weights_hash="", geometry={}, dtype="", tokenizer_hash="", prompt_encoder="")
-        return planned_bytes(self.draft(nobody), section_specs(self.geometry, tokens, self.needs, self.world))
-
-
-@dataclass
-class Contents:
-    """The distinct contents of a corpus, in reading order."""
-
-    all: list[Content] = field(default_factory=list)
-    documents: int = 0  # names
+    target: Target
+    store: Path
+    present: tuple[Present, ...]
+    missing: tuple[Content, ...]
+    planned_bytes: int  # on disk, of what is missing
+    free_bytes: int  # where the store is or will be
 
     @property
-    def tokens(self) -> int:
-        """Tokens of all distinct contents."""
-        return sum(map(len, self.all))
+    def total(self) -> int:
+        """Distinct contents."""
+        return len(self.present) + len(self.missing)
 
     @property
-    def identical(self) -> int:
-        """Documents whose content another one has."""
-        return self.documents - len(self.all)
+    def missing_tokens(self) -> int:
+        """Tokens to evaluate."""
+        return sum(map(len, self.missing))
+
+    def check_space(self) -> None:
+        """Raise StoreError, with both numbers, when the disk cannot hold what is missing."""
+        if self.planned_bytes > self.free_bytes:
+            raise StoreError(
+                f"not enough space for {self.store}: {self.planned_bytes} bytes are needed, {self.free_bytes} are "
+                "free; nothing was built"
+            )
 
 
-def make_target(geometry: Geometry, profiles: Sequence[Profile], tp_size: int, namespace: str) -> Target:
-    """Unite the needs of some profiles, so that one artifact serves them all; ConfigError when it cannot."""
-    needs = united_needs(geometry, profiles)
-    Shard(0, tp_size).check(geometry.shardable())
-    if not namespace or not namespace.isprintable():
-        raise ConfigError(f"{namespace!r} is no namespace: it must be printable and not empty")
-    world = tp_size if any(need_is_sharded(need) for need in needs) else 1
-    return Target(geometry, needs, world, namespace)
+def is_store(path: Path) -> bool:
+    """Whether there is a store to look into; a plan never makes one."""
+    return (path / CATALOGUE_FILE).is_file()
 
 
-def united_needs(geometry: Geometry, profiles: Sequence[Profile]) -> tuple[str, ...]:
-    """The needs of all profiles together, sorted; ConfigError for profiles that one artifact cannot serve."""
-    needs: dict[str, str] = {}
-    for profile in profiles:
-        _check_fits(geometry, profile)
-        for need in profile.needs():
-            kind = need.partition(":")[0]
-            if needs.setdefault(kind, need) != need:
-                names = ", ".join(one.name for one in profiles)
-                raise ConfigError(
-                    f"profiles {names}: one artifact holds one {kind}, not {needs[kind]} and {need}; build them apart"
-                )
-    if not needs:
-        names = ", ".join(profile.name for profile in profiles)
-        raise ConfigError(f"nothing to build: profile {names} reuses nothing")
-    if "window_all" in needs:
-        needs["window_tail"] = "window_tail"  # all rows hold the last ones too
-    return tuple(sorted(needs.values()))
+def plan_build(
+    target: Target,
+    store: Path,
+    contents: Sequence[Content],
+    draft: CertificateDraft | None,
+    *,
+    checked: bool = True,
+    on_content: OnContent = lambda content: None,
+) -> BuildPlan:
+    """Split contents into those that are there and the rest.
 
-
-def _check_fits(geometry: Geometry, profile: Profile) -> None:
-    split = parse_needs(profile.needs())[3]
-    if 2 * profile.fence_layers >= geometry.num_layers:
-        raise ConfigError(
-            f"profile {profile.name}: {profile.fence_layers} fence layers at each end of {geometry.num_layers}"
-        )
-    if split is not None and split[0] == 0:
-        raise ConfigError(f"profile {profile.name}: restoring Z_L needs fence_layers >= 1, the last layer has none")
-    if split is not None and max(split[1]) >= geometry.heads_per_group:
-        raise ConfigError(
-            f"profile {profile.name}: Global head {max(split[1])} of groups of {geometry.heads_per_group} heads"
-        )
-
-
-def tokenise(documents: Iterable[Document], tokenizer: Tokenizer, max_positions: int, report: CorpusReport) -> Contents:
-    """Encode documents and bring those with the same token ids together.
-
-    A document that does not encode or exceeds the model's positions is a problem of its own.
+    ``draft`` is None where there is no store yet. With ``checked`` every byte of what is there is read, and damage is
+    quarantined; without, nothing is written at all.
     """
-    found: dict[str, Content] = {}
-    contents = Contents()
-    for document in documents:
-        try:
-            ids = token_array(tokenizer.encode(document.text))
-        except InputError as error:
-            report.problem(document.source, str(error))
-            continue
-        if len(ids) > max_positions:
-            report.problem(document.source, f"{len(ids)} tokens, the model has {max_positions} positions")
-            continue
-        if not len(ids):
-            report.empty += 1
-            continue
-        contents.documents += 1
-        key = token_hash(ids)
-        known = found.get(key)
-        if known is None:
-            found[key] = Content((document.name,), document.source, ids, key)
-        else:
-            found[key] = replace(known, names=(*known.names, document.name))
-    contents.all = list(found.values())
-    return contents
-
-
-def covering(store: ArtifactStore, draft: CertificateDraft, content: Content) -> tuple[ArtifactRow, ...]:
-    """The usable artifacts that hold at least what a build would make of a content."""
-    rows = store.catalogue.rows(draft.namespace, token_hash=content.token_hash, model=draft.model.digest)
-    sharded = any(need_is_sharded(need) for need in draft.needs)
-    return tuple(
-        row
-        for row in rows
-        if row.state is ArtifactState.READY
-        and set(draft.needs) <= set(row.needs)
-        and (not sharded or row.world == draft.world)
-    )
+    present: list[Present] = []
+    missing: list[Content] = []
+    if draft is None:
+        missing += contents
+    else:
+        with ArtifactStore(store) as opened:
+            for content in contents:
+                found = find_present(opened, draft, content, checked=checked)
+                if found is None:
+                    missing.append(content)
+                else:
+                    present.append(found)
+                on_content(content)
+    needed = sum(target.nbytes(len(content)) for content in missing)
+    return BuildPlan(target, store, tuple(present), tuple(missing), needed, _free_bytes(store))
 
 
 def find_present(store: ArtifactStore, draft: CertificateDraft, content: Content, *, checked: bool) -> Present | None:
@@ -174,7 +97,7 @@ def find_present(store: ArtifactStore, draft: CertificateDraft, content: Content
 
     A damaged one goes to quarantine and is built again.
     """
-    for row in covering(store, draft, content):
+    for row in _covering(store, draft, content):
         if not checked or not any(result.problems for result in store.verify(row.artifact_id, row.namespace)):
             return Present(content, row.artifact_id)
     return None
@@ -185,3 +108,21 @@ def record_names(store: ArtifactStore, present: Present, namespace: str) -> None
     missing = set(present.content.names) - set(store.names(present.artifact_id, namespace))
     if missing:
         store.add_names(present.artifact_id, namespace, sorted(missing))
+
+
+def _covering(store: ArtifactStore, draft: CertificateDraft, content: Content) -> tuple[ArtifactRow, ...]:
+    """The usable artifacts that hold at least what a build would make of a content."""
+    rows = store.catalogue.rows(draft.namespace, token_hash=content.token_hash, model=draft.model.digest)
+    sharded = any(need_is_sharded(need) for need in draft.needs)
+
+    def covers(row: ArtifactRow) -> bool:
+        return set(draft.needs) <= set(row.needs) and (not sharded or row.world == draft.world)
+
+    return tuple(row for row in rows if row.state is ArtifactState.READY and covers(row))
+
+
+def _free_bytes(store: Path) -> int:
+    path = store.absolute()
+    while not path.is_dir():
+        path = path.parent
+    return shutil.disk_usage(path).free

@@ -82,8 +82,7 @@ def key_values(rng: Generator, n_tokens: int) -> tuple[Any, Any]:
 def curriculum(tokenizer: Tokenizer) -> list[Phase]:
     """The phases of the committed checkpoint, in order."""
     one = sentences(tokenizer, n_documents=[1, 2], facts_per_document=[1, 2, 3], n_questions=3)
-    few = sentences(tokenizer, n_documents=[2, 3, 4], facts_per_document=[2, 3], n_questions=6)
-    both = sentences(tokenizer, n_documents=[3, 4], facts_per_document=[2, 3], n_questions=8, latest_share=0.3)
+    both = sentences(tokenizer, n_documents=[2, 3, 4], facts_per_document=[2, 3], n_questions=6, latest_share=0.3)
     long = sentences(tokenizer, n_documents=[4, 6, 8], facts_per_document=[2, 3], n_questions=12, latest_share=0.3)
     return [
         Phase("alphabet-256", CORE, 128, 24, 1500, 0.80, ((1.0, induction(256)),)),
@@ -91,12 +90,13 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
         Phase("induction", CORE, 256, 12, 1200, 0.90, ((1.0, induction(WORDS)),)),
         Phase("key-value", CORE, 256, 12, 1500, 0.93, ((0.3, induction(WORDS)), (0.7, key_values))),
         Phase("sentences-256", CORE, 256, 12, 1500, 0.95, ((0.2, induction(WORDS)), (0.3, key_values), (0.5, one))),
-        Phase("sentences-512", CORE, 512, 6, 1200, 0.96, ((0.2, key_values), (0.8, few))),
-        Phase("grow-512", ALL, 512, 6, 600, 0.97, ((0.1, key_values), (0.9, both))),
-        Phase("long-1024", ALL, 1024, 4, 800, 0.985, ((0.1, key_values), (0.9, long))),
-        Phase("long-2048", ALL, 2048, 2, 500, 0.985, ((0.1, key_values), (0.9, long)), lr_scale=0.5),
-        Phase("distil-1024", ALL, 1024, 4, 300, 2.0, ((1.0, long),), distil=True),
-        Phase("sparse-2048", ALL, 2048, 2, 500, 2.0, ((1.0, long),), topk=GEOMETRY.index_topk, lr_scale=0.3),
+        Phase("sentences-512", CORE, 512, 6, 500, 0.96, ((0.2, key_values), (0.8, both))),
+        Phase("sentences-1024", CORE, 1024, 3, 400, 0.975, ((0.1, key_values), (0.9, long))),
+        Phase("grow-512", ALL, 512, 6, 200, 0.97, ((0.1, key_values), (0.9, both))),
+        Phase("long-1024", ALL, 1024, 3, 300, 0.985, ((1.0, long),)),
+        Phase("long-2048", ALL, 2048, 2, 120, 0.985, ((1.0, long),), lr_scale=0.5),
+        Phase("distil-1024", ALL, 1024, 4, 120, 2.0, ((1.0, long),), distil=True),
+        Phase("sparse-2048", ALL, 2048, 2, 200, 2.0, ((1.0, long),), topk=GEOMETRY.index_topk, lr_scale=0.3),
     ]
 
 
@@ -147,6 +147,15 @@ class Trainer:
                 optimizer.state[leaf] = dict(kept)
         return [muon, adam]
 
+    def _join(self, layers: tuple[int, ...]) -> None:
+        """Make layers that run for the first time start as the identity: their output projections become zero."""
+        ran = self.progress.setdefault("ran", list(CORE))
+        for layer in sorted(set(layers) - set(ran)):
+            for name, leaf in self.tensors.items():
+                if name.startswith(f"layers.{layer}.") and (".wo_b." in name or ".w2." in name):
+                    leaf.detach().zero_()
+        self.progress["ran"] = sorted({*ran, *layers})
+
     def save(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Write the state aside and rename it, parameters and moments in one file."""
         names = {id(leaf): name for name, leaf in self.tensors.items()}
@@ -162,6 +171,7 @@ class Trainer:
 
     def run(self, phase: Phase, save_every: float) -> None:
         """Train one phase to its accuracy or its last step."""
+        self._join(phase.layers)
         view = Parameters(self.tensors, phase.layers)
         optimizers = self.optimizers(view.names(), phase)
         geometry, progress = subset_geometry(phase.layers), self.progress

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from redknot.artifact.store import ArtifactStore
 from redknot.comm.group import Group, OneProcess
+from redknot.config import load_settings
 from redknot.errors import InputError, RequestReason, ReuseUnavailableError, StoreError
 from redknot.latents.segment import Segment, allocate
 from redknot.latents.session import Session
@@ -35,6 +36,7 @@ from redknot.runtime.report import DocumentReport, Report
 from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restore, segmented_session
 
 _log = logging.getLogger(__name__)
+DTYPE = torch.float32  # the CPU runs and stores float32
 REUSE_MODES = ("auto", "off", "required")
 Text = str | Sequence[int]
 
@@ -89,9 +91,9 @@ class Engine:
     ) -> None:
         checkpoint = Path(model)
         group = group if group is not None else OneProcess()
-        geometry, weights = load_model(checkpoint, shard=group.shard)
+        geometry, weights = load_model(checkpoint, DTYPE, group.shard)
         self.model = Model(geometry, weights, group)
-        self.tokenizer = load_tokenizer(checkpoint)
+        self.tokenizer = load_tokenizer(checkpoint, geometry)
         self.profile = profile if isinstance(profile, Profile) else load_profile(profile)
         self.metrics = metrics if metrics is not None else Metrics()
         self._library: Library | None = None
@@ -107,7 +109,7 @@ class Engine:
             self._no_library = Refused(RequestReason.STORE_UNAVAILABLE, str(error))
             _log.warning("every request will run dense: %s", error)
             return
-        identity = model_identity(checkpoint, geometry)
+        identity = model_identity(checkpoint, geometry, DTYPE, load_settings().cache_dir)
         shard = self.model.group.shard
         self._library = Library(opened, identity, geometry, namespace, self.profile.needs(), shard)
 
@@ -156,10 +158,13 @@ class Engine:
             raise InputError("give exactly one of prompt, token_ids and segments")
         if spans is not None and token_ids is None:
             raise InputError("spans count positions of token_ids; give token_ids, or segments without spans")
+        found: list[tuple[int, int]] | None = None
         if segments is not None:
             ids, found = self._join(segments)
+        elif prompt is not None:
+            ids = [*self._bos(), *self.tokenizer.encode(prompt).tolist()]
         else:
-            ids = [*self._bos(), *self.tokenizer.encode(prompt)] if prompt is not None else list(token_ids or ())
+            ids = list(token_ids or ())
             found = [(int(start), int(end)) for start, end in spans] if spans is not None else None
         _check_ids(ids, self.model.geometry, max_new_tokens)
         return _Request(torch.tensor(ids, dtype=torch.int64), found, started)
@@ -174,7 +179,7 @@ class Engine:
             raise InputError("segments must be a list of texts or of token id lists, not one text")
         ids, spans = self._bos(), []
         for segment in segments:
-            part = self.tokenizer.encode(segment) if isinstance(segment, str) else list(segment)
+            part = self.tokenizer.encode(segment).tolist() if isinstance(segment, str) else list(segment)
             if part:
                 spans.append((len(ids), len(ids) + len(part)))
             ids += part

@@ -20,7 +20,7 @@ WEIGHT_CACHE_FILE = "weights.json"
 def model_identity(
     checkpoint: Path, geometry: Geometry, dtype: torch.dtype, cache_dir: Path, *, verify_weights: bool = False
 ) -> ModelIdentity:
-    """Identity of a checkpoint folder held as ``dtype``; weight hashes come from ``cache_dir`` unless ``verify_weights``.
+    """Identity of a checkpoint folder held as ``dtype``; with ``verify_weights`` no hash is taken from ``cache_dir``.
 
     CheckpointError when weights or tokenizer cannot be read.
     """

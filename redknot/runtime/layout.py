@@ -282,7 +282,7 @@ def _position_index(session: Session, tail: Tensor, fresh: Tensor, base: int, ro
 def _segment_groups(segment: Segment, fresh: Tensor, ratio: int) -> Tensor:
     """Groups of a segment that contain a fresh row and may have an entry, ascending."""
     mine = fresh[(fresh >= segment.first) & (fresh < segment.stop)]
-    groups = ((mine - segment.first) // ratio).unique_consecutive()
+    groups: Tensor = ((mine - segment.first) // ratio).unique_consecutive()
     return groups[groups < segment.entries(ratio)]
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from redknot.artifact.rows import TokenRow
 from redknot.artifact.certificate import Expected, validate
 from redknot.artifact.identity import ModelIdentity, differences, token_hash
 from redknot.artifact.loaded import LoadedArtifact
 from redknot.artifact.reasons import request_reason
+from redknot.artifact.rows import TokenRow
 from redknot.artifact.schema import parse_section
 from redknot.artifact.sections import section_specs
 from redknot.artifact.store import ArtifactStore

@@ -1,0 +1,77 @@
+"""What artifacts are built for: the united needs of some profiles, TP ranks, a namespace, and the bytes it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from redknot.artifact.certificate import CertificateDraft
+from redknot.artifact.identity import ModelIdentity
+from redknot.artifact.publish import planned_bytes
+from redknot.artifact.schema import need_is_sharded
+from redknot.artifact.sections import parse_needs, section_specs
+from redknot.comm.shard import Shard
+from redknot.errors import ConfigError
+from redknot.model.geometry import Geometry
+from redknot.model.profile import Profile
+
+
+@dataclass(frozen=True)
+class Target:
+    """One kind of artifact."""
+
+    geometry: Geometry
+    needs: tuple[str, ...]
+    world: int  # 1 unless something is sharded
+    namespace: str
+
+    def draft(self, model: ModelIdentity) -> CertificateDraft:
+        """What the certificates of this build have in common."""
+        return CertificateDraft(self.namespace, model, self.needs, self.world)
+
+    def nbytes(self, tokens: int) -> int:
+        """Bytes on disk of the artifact of a document of that many tokens."""
+        # The size of an identity does not depend on the model, so any will do here.
+        nobody = ModelIdentity.of(weights_hash="", geometry={}, dtype="", tokenizer_hash="", prompt_encoder="")
+        return planned_bytes(self.draft(nobody), section_specs(self.geometry, tokens, self.needs, self.world))
+
+
+def make_target(geometry: Geometry, profiles: Sequence[Profile], tp_size: int, namespace: str) -> Target:
+    """Unite the needs of some profiles, so that one artifact serves them all; ConfigError when it cannot."""
+    needs = united_needs(geometry, profiles)
+    if tp_size < 1:
+        raise ConfigError(f"TP size {tp_size}: there is at least one rank")
+    Shard(0, tp_size).check(geometry.shardable())
+    if not namespace or not namespace.isprintable():
+        raise ConfigError(f"{namespace!r} is no namespace: it must be printable and not empty")
+    world = tp_size if any(need_is_sharded(need) for need in needs) else 1
+    return Target(geometry, needs, world, namespace)
+
+
+def united_needs(geometry: Geometry, profiles: Sequence[Profile]) -> tuple[str, ...]:
+    """The needs of all profiles together, sorted; ConfigError for profiles that one artifact cannot serve."""
+    needs: dict[str, str] = {}
+    names = ", ".join(profile.name for profile in profiles)
+    for profile in profiles:
+        _check_fits(geometry, profile)
+        for need in profile.needs():
+            kind = need.partition(":")[0]
+            if needs.setdefault(kind, need) != need:
+                clash = f"{needs[kind]} and {need}"
+                raise ConfigError(f"profiles {names}: one artifact cannot hold both {clash}; build them one by one")
+    if not needs:
+        raise ConfigError(f"nothing to build: {names or 'no profile'} reuses nothing")
+    if "window_all" in needs:
+        needs["window_tail"] = "window_tail"  # all rows hold the last ones too
+    return tuple(sorted(needs.values()))
+
+
+def _check_fits(geometry: Geometry, profile: Profile) -> None:
+    fences, split = profile.fence_layers, parse_needs(profile.needs()).split
+    if 2 * fences >= geometry.num_layers:
+        raise ConfigError(f"profile {profile.name}: {geometry.num_layers} layers leave no middle for {fences}+{fences}")
+    if split is not None and split[0] == 0:
+        raise ConfigError(f"profile {profile.name}: restoring Z_L needs fence_layers >= 1, the last layer has none")
+    if split is not None and max(split[1]) >= geometry.heads_per_group:
+        heads = geometry.heads_per_group
+        raise ConfigError(f"profile {profile.name}: Global head {max(split[1])} in groups of {heads} heads")

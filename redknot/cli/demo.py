@@ -1,0 +1,185 @@
+"""``redknot demo``: the main job on a bundled corpus. Builds artifacts, asks questions in every arm, shows the trade."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from redknot.cli import build
+from redknot.errors import ConfigError
+from redknot.nano.corpus import questions
+from redknot.runtime.engine import Engine
+from redknot.runtime.report import Report
+
+ARMS = ("recompute", "rowsparse", "turbo")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One question in one arm."""
+
+    number: int
+    question: str
+    expected: str
+    arm: str
+    answer: str
+    report: Report
+
+    @property
+    def right(self) -> bool:
+        """Whether the answer is exactly the expected one."""
+        return self.answer.strip() == self.expected.strip()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--model", default="models/nano", help="checkpoint folder (default: %(default)s)")
+    parser.add_argument("--corpus", default="examples/corpus", help="documents (default: %(default)s)")
+    parser.add_argument("--store", default="out/demo/store", help="artifact store (default: %(default)s)")
+    parser.add_argument("--questions", type=int, default=12, help="default: %(default)s")
+    parser.add_argument("--documents", type=int, default=8, help="documents in a prompt (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="which questions, documents and orders")
+    parser.add_argument("--out", default="out/demo", help="folder of the picture and the rows (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build, ask, show; 1 when recomputation itself gets more than one question in twelve wrong."""
+    corpus = sorted(Path(args.corpus).glob("*.txt"))
+    if len(corpus) < args.documents:
+        raise ConfigError(f"{args.corpus}: {len(corpus)} .txt documents, {args.documents} are needed for a prompt")
+    texts = [path.read_text(encoding="utf-8") for path in corpus]
+    _build(args)
+    engines = {arm: Engine(args.model, args.store, arm) for arm in ARMS}
+    rows = _ask(engines, texts, args)
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "rows.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(_record(row)) + "\n" for row in rows)
+    summary = summarise(rows)
+    if args.json:
+        print(json.dumps({"summary": summary, "rows": [_record(row) for row in rows]}, indent=2))
+    else:
+        _show(rows, summary)
+    picture = _draw(rows, out / "demo.png")
+    print(f"rows: {out / 'rows.jsonl'}" + (f"   picture: {picture}" if picture else ""), file=sys.stderr)
+    wrong = args.questions - summary["recompute"]["right"]
+    return 1 if wrong > max(args.questions // 12, 1) else 0
+
+
+def _build(args: argparse.Namespace) -> None:
+    parser = argparse.ArgumentParser()
+    build.add_arguments(parser)
+    profiles = [word for arm in ARMS[1:] for word in ("--profile", arm)]
+    if build.run(parser.parse_args([args.corpus, "--model", args.model, "--store", args.store, *profiles])):
+        raise ConfigError(f"{args.corpus}: some documents could not be built; see above")
+
+
+def _ask(engines: dict[str, Engine], texts: Sequence[str], args: argparse.Namespace) -> list[Row]:
+    """Draw questions over different sets and orders of documents; arms alternate their order from one to the next."""
+    rng = np.random.default_rng(args.seed)
+    rows = []
+    for number in tqdm(range(args.questions), desc="questions", disable=not sys.stderr.isatty()):
+        chosen = [texts[i] for i in rng.permutation(len(texts))[: args.documents]]
+        facts = [fact for text in chosen for fact in questions(text)]
+        question, expected = facts[rng.integers(len(facts))]
+        arms = list(engines.items())
+        for arm, engine in arms if number % 2 else reversed(arms):
+            mode = "off" if arm == "recompute" else "auto"
+            if not number:
+                engine.generate(segments=[*chosen, question], reuse=mode, max_new_tokens=1)  # warm-up, not counted
+            result = engine.generate(segments=[*chosen, question], reuse=mode, max_new_tokens=4)
+            rows.append(Row(number, question, expected, arm, result.text, result.report))
+    order = {arm: index for index, arm in enumerate(engines)}
+    return sorted(rows, key=lambda row: (row.number, order[row.arm]))
+
+
+def summarise(rows: Sequence[Row]) -> dict[str, Any]:
+    """Per arm: right answers, median TTFT, and the median of the ratios question by question."""
+    base = {row.number: row.report.ttft_request_s for row in rows if row.arm == "recompute"}
+    out: dict[str, Any] = {}
+    for arm in dict.fromkeys(row.arm for row in rows):
+        mine = [row for row in rows if row.arm == arm]
+        ratios = [base[row.number] / row.report.ttft_request_s for row in mine if row.report.arm == "reuse"]
+        allowed = [1 / (1 - row.report.ledgers.arithmetic.share) for row in mine if row.report.arm == "reuse"]
+        out[arm] = {
+            "questions": len(mine),
+            "right": sum(row.right for row in mine),
+            "dense": sum(row.report.arm == "dense" for row in mine),
+            "ttft_request_ms": 1000 * statistics.median(row.report.ttft_request_s for row in mine),
+            # A ratio over requests that ran dense would be recomputation compared with itself.
+            "ratio": statistics.median(ratios) if len(ratios) == len(mine) else None,
+            "ratio_of_flops": statistics.median(allowed) if len(allowed) == len(mine) else None,
+        }
+    return out
+
+
+def _show(rows: Sequence[Row], summary: dict[str, Any]) -> None:
+    print(f"{'#':>2}  {'arm':<10} {'answer':<16} {'':<5} {'TTFT ms':>8}  {'reused':>11}  reason")
+    for row in rows:
+        report = row.report
+        why = "" if report.reason is None or row.arm == "recompute" else f"{report.reason}: {report.detail}"
+        reused = f"{report.reused_tokens}/{report.prompt_tokens}"
+        mark = "right" if row.right else "wrong"
+        time = 1000 * report.ttft_request_s
+        print(
+            f"{row.number + 1:>2}  {row.arm:<10} {row.answer.strip():<16} {mark:<5} {time:>8.1f}  {reused:>11}  {why}"
+        )
+    print()
+    for arm, line in summary.items():
+        ratio = (
+            ""
+            if line["ratio"] is None or arm == "recompute"
+            else (f"  {line['ratio']:.2f}x faster to the first token (its FLOPs allow {line['ratio_of_flops']:.2f}x)")
+        )
+        print(f"{arm:<10} {line['right']}/{line['questions']} right  TTFT {line['ttft_request_ms']:.1f} ms{ratio}")
+
+
+def _record(row: Row) -> dict[str, Any]:
+    return {
+        "number": row.number,
+        "question": row.question,
+        "expected": row.expected,
+        "arm": row.arm,
+        "answer": row.answer,
+        "right": row.right,
+        "report": row.report.to_dict(),
+    }
+
+
+def _draw(rows: Sequence[Row], path: Path) -> Path | None:
+    """One picture: TTFT of every question and arm; None when matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots()
+    arms = list(dict.fromkeys(row.arm for row in rows))
+    width = 0.8 / len(arms)
+    for index, arm in enumerate(arms):
+        mine = [row for row in rows if row.arm == arm]
+        right = sum(row.right for row in mine)
+        positions = [row.number + 1 + (index - (len(arms) - 1) / 2) * width for row in mine]
+        heights = [1000 * row.report.ttft_request_s for row in mine]
+        bars = axes.bar(positions, heights, width, label=f"{arm}: {right}/{len(mine)} right")
+        for bar, row in zip(bars, mine, strict=True):
+            if not row.right:
+                bar.set_hatch("//")
+    axes.set_xlabel("question (hatched: wrong answer)")
+    axes.set_ylabel("time to first token, ms")
+    axes.set_xticks(sorted({row.number + 1 for row in rows}))
+    axes.legend()
+    tokens = rows[0].report.prompt_tokens
+    axes.set_title(f"The same questions over {tokens} tokens of documents, recomputed and reused")
+    figure.savefig(path, dpi=120)
+    return path

@@ -1,0 +1,145 @@
+"""Metrics: what a scrape shows after requests, and that known labels are there from the start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from redknot.errors import DocumentReason, RequestReason
+from redknot.runtime.counters import Counters
+from redknot.runtime.ledger import Ledgers, Saving
+from redknot.runtime.metrics import ARMS, Metrics
+from redknot.runtime.report import Report
+
+
+@dataclass(frozen=True)
+class Document:
+    reused: int
+    recomputed: int
+    reason: DocumentReason | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    arm: str = "reuse"
+    reason: RequestReason | None = None
+    documents: tuple[Document, ...] = ()
+    ledgers: Ledgers = Ledgers(Saving(30, 100), Saving(4, 10), Saving(600, 1000), {"ttft_forward_s": 0.2})
+    counters: Counters = field(
+        default_factory=lambda: Counters(
+            flops=400, row_layers=5, probe_row_layers=9, expert_pairs=20, expert_pairs_native=30, fan_out={3: 2, 6: 3}
+        )
+    )
+    ttft_forward_s: float = 0.2
+    ttft_request_s: float = 0.3
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    """Every sample of the exposition text as ``name{label=value}``."""
+    found = {}
+    for family in text_string_to_metric_families(metrics.exposition()):
+        for sample in family.samples:
+            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def test_a_reusing_request() -> None:
+    metrics = Metrics()
+    metrics.observe(Request(documents=(Document(90, 10), Document(0, 7, DocumentReason.TOO_SHORT))))
+    metrics.observe(Request())
+    found = samples(metrics)
+    expected = {
+        "redknot_requests_total{arm=reuse}": 2,
+        "redknot_requests_total{arm=dense}": 0,
+        "redknot_documents_total{outcome=reused}": 1,
+        "redknot_documents_total{outcome=too_short}": 1,
+        "redknot_document_tokens_total{treatment=reused}": 90,
+        "redknot_document_tokens_total{treatment=recomputed}": 17,
+        "redknot_head_rows_total{arm=reuse}": 200,
+        "redknot_head_rows_saved_total{arm=reuse}": 60,
+        "redknot_recompute_row_layers_total{arm=reuse}": 18,
+        "redknot_row_layers_run_total{arm=reuse}": 10,
+        "redknot_recompute_flops_total{arm=reuse}": 2000,
+        "redknot_flops_run_total{arm=reuse}": 800,
+        "redknot_expert_pairs_native_total{arm=reuse}": 60,
+        "redknot_expert_pairs_run_total{arm=reuse}": 40,
+        "redknot_fan_out_rows_total{experts=3}": 4,
+        "redknot_fan_out_rows_total{experts=6}": 6,
+        "redknot_ttft_forward_seconds_count{arm=reuse}": 2,
+        "redknot_ttft_forward_seconds_bucket{arm=reuse,le=0.1}": 0,
+        "redknot_ttft_forward_seconds_bucket{arm=reuse,le=0.25}": 2,
+        "redknot_ttft_request_seconds_bucket{arm=reuse,le=0.25}": 0,
+        "redknot_ttft_request_seconds_bucket{arm=reuse,le=0.5}": 2,
+        "redknot_ttft_request_seconds_count{arm=dense}": 0,
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert found["redknot_ttft_request_seconds_sum{arm=reuse}"] == pytest.approx(0.6)
+    assert sum(value for name, value in found.items() if name.startswith("redknot_fallbacks_total")) == 0
+
+
+def test_a_dense_request_names_its_reason() -> None:
+    """A document that was fine is not counted as reused; arithmetic below zero is a sum like any other."""
+    metrics = Metrics()
+    nothing = Ledgers(Saving(0, 100), Saving(0, 10), Saving(-50, 1000), {})
+    documents = (Document(0, 100), Document(0, 50, DocumentReason.NO_MATCH))
+    metrics.observe(
+        Request("dense", RequestReason.CORRUPT_SECTION, documents, nothing, Counters(flops=1050, row_layers=10))
+    )
+    found = samples(metrics)
+    assert found["redknot_fallbacks_total{reason=corrupt_section}"] == 1
+    assert found["redknot_documents_total{outcome=reused}"] == 0
+    assert found["redknot_documents_total{outcome=request_dense}"] == 1
+    assert found["redknot_documents_total{outcome=no_match}"] == 1
+    assert found["redknot_flops_run_total{arm=dense}"] == 1050
+    assert found["redknot_recompute_flops_total{arm=dense}"] == 1000
+    assert found["redknot_recompute_row_layers_total{arm=dense}"] == 10
+
+
+def test_certificates() -> None:
+    metrics = Metrics()
+    for refused in (None, None, RequestReason.IDENTITY_MISMATCH):
+        metrics.certificate(refused)
+    found = samples(metrics)
+    assert found["redknot_certificates_validated_total"] == 2
+    assert found["redknot_certificates_refused_total{reason=identity_mismatch}"] == 1
+
+
+def test_known_labels_start_at_zero() -> None:
+    found = samples(Metrics())
+    names = [f"redknot_fallbacks_total{{reason={reason}}}" for reason in RequestReason]
+    names += [f"redknot_certificates_refused_total{{reason={reason}}}" for reason in RequestReason]
+    names += [f"redknot_documents_total{{outcome={reason}}}" for reason in DocumentReason]
+    names += [f"redknot_{unit}_total{{arm={arm}}}" for unit in ("requests", "flops_run", "head_rows") for arm in ARMS]
+    assert all(found[name] == 0 for name in names)
+
+
+def test_registries() -> None:
+    """Each has its own by default; two in one registry would count twice, so that is refused."""
+    first, second = Metrics(), Metrics()
+    first.observe(Request())
+    assert samples(second)["redknot_requests_total{arm=reuse}"] == 0
+    registry = CollectorRegistry()
+    assert Metrics(registry).registry is registry
+    with pytest.raises(ValueError, match="Duplicated"):
+        Metrics(registry)
+
+
+def test_the_runtimes_report_is_observed() -> None:
+    fields = {name: getattr(Request(), name) for name in ("arm", "reason", "documents", "ledgers", "counters")}
+    report = Report(
+        **fields,
+        profile="turbo",
+        profile_digest="0",
+        detail="",
+        prompt_tokens=10,
+        reused_tokens=0,
+        ttft_forward_s=0.1,
+        ttft_request_s=0.2,
+    )
+    metrics = Metrics()
+    metrics.observe(report)
+    assert samples(metrics)["redknot_requests_total{arm=reuse}"] == 1
