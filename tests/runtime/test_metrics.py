@@ -14,6 +14,8 @@ from redknot.runtime.ledger import Ledgers, Saving
 from redknot.runtime.metrics import ARMS, Metrics
 from redknot.runtime.report import Report
 
+LEDGERS = Ledgers(Saving(30, 100), Saving(4, 10), Saving(600, 1000), {"ttft_forward_s": 0.2})
+
 
 @dataclass(frozen=True)
 class Document:
@@ -27,7 +29,7 @@ class Request:
     arm: str = "reuse"
     reason: RequestReason | None = None
     documents: tuple[Document, ...] = ()
-    ledgers: Ledgers = Ledgers(Saving(30, 100), Saving(4, 10), Saving(600, 1000), {"ttft_forward_s": 0.2})
+    ledgers: Ledgers = LEDGERS
     counters: Counters = field(
         default_factory=lambda: Counters(
             flops=400, row_layers=5, probe_row_layers=9, expert_pairs=20, expert_pairs_native=30, fan_out={3: 2, 6: 3}
