@@ -88,14 +88,14 @@ def main() -> None:
     if args.json:
         print(json.dumps(rows, indent=2))
         return
-    print(
-        f"{'profile':<12} {'tokens':>6} {'reused':>6} {'request':>8} {'interval':>14} {'forward':>8} {'FLOPs allow':>12} {'of it':>6}"
-    )
+    names = ("profile", "tokens", "reused", "request", "interval", "forward", "FLOPs allow", "of it")
+    print("{:<12} {:>6} {:>6} {:>8} {:>14} {:>8} {:>12} {:>6}".format(*names))
     for row in rows:
         low, high = row["interval"]
         print(
             f"{row['profile']:<12} {row['tokens']:>6} {row['reused']:>6} {row['ratio_request']:>8.2f} "
-            f"[{low:>5.2f}, {high:>5.2f}] {row['ratio_forward']:>8.2f} {row['flops_allow']:>12.2f} {row['of_allowed']:>6.0%}"
+            f"[{low:>5.2f}, {high:>5.2f}] {row['ratio_forward']:>8.2f} {row['flops_allow']:>12.2f} "
+            f"{row['of_allowed']:>6.0%}"
         )
 
 

@@ -34,8 +34,8 @@ from redknot.artifact.schema import (
 from redknot.artifact.temporary import delete_tree, directory_bytes, make_temporary
 from redknot.errors import StoreError
 
-_CERTIFICATE_BYTES = 1100  # of a certificate without sections, about
-_RECORD_BYTES = 190  # of one section record in it, about
+_CERTIFICATE_BYTES = 390  # of a certificate without model, needs and sections: the keys, two hashes, the numbers
+_RECORD_BYTES = 115  # of one section record without its strings and numbers: the keys and the checksum
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,16 @@ def publish_many(
 
 
 def planned_bytes(draft: CertificateDraft, specs: Mapping[str, TensorSpec]) -> int:
-    """Return the bytes on disk that sections of these dtypes and shapes will take, the certificate estimated."""
-    total = _CERTIFICATE_BYTES + _RECORD_BYTES * len(specs)
-    for names in _by_file(specs, draft.layer_group).values():
+    """Return the bytes on disk that sections of these dtypes and shapes will take; exact but for a few digits."""
+    total = _CERTIFICATE_BYTES + len(draft.model.model_dump_json()) + len(draft.namespace)
+    total += sum(len(need) + 3 for need in draft.needs)
+    for file, names in _by_file(specs, draft.layer_group).items():
         header, _ = build_header({name: specs[name] for name in names})
         total += len(header) + sum(_spec_bytes(specs[name]) for name in names)
+        for name in names:
+            dtype, shape = specs[name]
+            total += _RECORD_BYTES + len(name) + len(file) + len(dtype)
+            total += len(str(list(shape))) + len(str(_spec_bytes(specs[name])))
     return total
 
 

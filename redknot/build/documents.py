@@ -13,8 +13,9 @@ import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from redknot.errors import InputError
 
@@ -135,7 +136,7 @@ def _lines(path: Path, report: CorpusReport) -> Iterator[Document]:
         report.problem(f"{_shown(path)}:{number + 1}", f"not readable ({getattr(error, 'strerror', None) or error})")
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> gzip.GzipFile | BufferedReader:
     return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else open(path, "rb")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from redknot.artifact.certificate import CertificateDraft
 from redknot.artifact.identity import ModelIdentity
@@ -14,6 +15,7 @@ from redknot.comm.shard import Shard
 from redknot.errors import ConfigError
 from redknot.model.geometry import Geometry
 from redknot.model.profile import Profile
+from redknot.runtime.identity import PROMPT_ENCODER
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,19 @@ class Target:
 
     def nbytes(self, tokens: int) -> int:
         """Bytes on disk of the artifact of a document of that many tokens."""
-        # The size of an identity does not depend on the model, so any will do here.
-        nobody = ModelIdentity.of(weights_hash="", geometry={}, dtype="", tokenizer_hash="", prompt_encoder="")
-        return planned_bytes(self.draft(nobody), section_specs(self.geometry, tokens, self.needs, self.world))
+        return planned_bytes(self._draft_of_size, section_specs(self.geometry, tokens, self.needs, self.world))
+
+    @cached_property
+    def _draft_of_size(self) -> CertificateDraft:
+        """A draft with an identity of the right size, for which no weights have to be read."""
+        identity = ModelIdentity.of(
+            weights_hash="0" * 64,
+            geometry=self.geometry.identity_fields(),
+            dtype="float32",
+            tokenizer_hash="0" * 64,
+            prompt_encoder=PROMPT_ENCODER,
+        )
+        return self.draft(identity)
 
 
 def make_target(geometry: Geometry, profiles: Sequence[Profile], tp_size: int, namespace: str) -> Target:

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             contents.all,
             there,
             checked=not args.dry_run,
-            on_content=lambda content: bar.update(len(content)),
+            on_content=lambda content: _advance(bar, content),
         )
     if args.dry_run:
         print_json(plan_json(plan, contents, report)) if args.json else print(plan_text(plan, contents))
@@ -123,6 +123,10 @@ def _build(
             bar.close()
             print(f"stopped at {done}/{plan.total}{resumed}; the same command goes on from there", file=sys.stderr)
             raise
+
+
+def _advance(bar: tqdm[Any], content: Content) -> None:
+    bar.update(len(content))
 
 
 def _bar(args: argparse.Namespace, tokens: int, text: str) -> tqdm[Any]:

@@ -91,12 +91,11 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
         Phase("key-value", CORE, 256, 12, 1500, 0.93, ((0.3, induction(WORDS)), (0.7, key_values))),
         Phase("sentences-256", CORE, 256, 12, 1500, 0.95, ((0.2, induction(WORDS)), (0.3, key_values), (0.5, one))),
         Phase("sentences-512", CORE, 512, 6, 500, 0.96, ((0.2, key_values), (0.8, both))),
-        Phase("sentences-1024", CORE, 1024, 3, 400, 0.975, ((0.1, key_values), (0.9, long))),
-        Phase("grow-512", ALL, 512, 6, 200, 0.97, ((0.1, key_values), (0.9, both))),
-        Phase("long-1024", ALL, 1024, 3, 300, 0.985, ((1.0, long),)),
-        Phase("long-2048", ALL, 2048, 2, 120, 0.985, ((1.0, long),), lr_scale=0.5),
-        Phase("distil-1024", ALL, 1024, 4, 120, 2.0, ((1.0, long),), distil=True),
-        Phase("sparse-2048", ALL, 2048, 2, 200, 2.0, ((1.0, long),), topk=GEOMETRY.index_topk, lr_scale=0.3),
+        Phase("sentences-1024", CORE, 1024, 3, 250, 0.97, ((0.1, key_values), (0.9, long))),
+        Phase("grow-512", ALL, 512, 6, 90, 0.985, ((0.1, key_values), (0.9, both)), lr_scale=0.5),
+        Phase("long-1024", ALL, 1024, 3, 100, 0.985, ((1.0, long),), lr_scale=0.5),
+        Phase("distil-1024", ALL, 1024, 3, 90, 2.0, ((1.0, long),), distil=True),
+        Phase("sparse-2048", ALL, 2048, 2, 90, 2.0, ((1.0, long),), topk=GEOMETRY.index_topk, lr_scale=0.3),
     ]
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from redknot.errors import DocumentReason
 from redknot.model.geometry import Geometry
 from redknot.model.profile import Profile
 from redknot.plan.match import Match
-from redknot.plan.rows import KnownRun, boundary_rows
+from redknot.plan.rows import KnownRun, repaired_rows
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,19 @@ class Known:
 
 
 @dataclass(frozen=True)
-class PlannedDocument:
-    """One document of the request; ``reason`` None means that its rows may be reused."""
+class Span:
+    """A document that the client points out: request tokens [start, end), and which artifact it says that is."""
 
-    artifact_id: str | None
+    start: int
+    end: int
+    artifact_id: str | None = None
+
+
+@dataclass(frozen=True)
+class PlannedDocument:
+    """One document of the request; ``reason`` None means that rows of it may be reused."""
+
+    artifact_id: str | None  # of its longest run
     start: int
     length: int
     reason: DocumentReason | None
@@ -42,40 +51,56 @@ class Plan:
 def make_plan(
     total: int,
     matches: Sequence[Match],
-    spans: Sequence[tuple[int, int]],
+    spans: Sequence[Span] | None,
     known: Mapping[str, Known],
     profile: Profile,
     geometry: Geometry,
+    foreign: Collection[str] = (),
 ) -> Plan:
-    """Decide each match; ``spans`` are the client's documents, so that one without a match is reported too.
+    """Decide each match; with ``spans`` (the client's documents) a document is a span, else it is a match.
 
-    The break-even rule is exact here: a run whose rows would all run again saves nothing and becomes new text.
+    ``foreign`` are the artifacts that spans name and this namespace does not have: whether another one has them is
+    not told, and nothing of such a span is reused. The break-even rule is exact here: a run whose rows would all
+    run again saves nothing and becomes new text.
     """
-    runs, documents = [], []
+    runs: list[KnownRun] = []
+    decided: list[PlannedDocument] = []
+    named = [span for span in spans or () if span.artifact_id in foreign]
     for match in sorted(matches, key=lambda match: match.start):
+        if any(span.start <= match.start < span.end for span in named):
+            continue
         run = KnownRun(match.artifact_id, match.start, match.doc_start, match.length, known[match.artifact_id].tokens)
-        reason = _refusal(run, known[match.artifact_id], profile, geometry)
+        reason = _refusal(run, total, known[match.artifact_id], profile, geometry)
         if reason is None:
             runs.append(run)
-        documents.append(PlannedDocument(match.artifact_id, match.start, match.length, reason))
-    for start, end in spans:
-        if not any(match.start < end and match.end > start for match in matches):
-            short = end - start < geometry.block_length
-            reason = DocumentReason.TOO_SHORT if short else DocumentReason.NO_MATCH
-            documents.append(PlannedDocument(None, start, end - start, reason))
-    documents.sort(key=lambda document: document.start)
-    return Plan(total, tuple(runs), tuple(documents))
+        decided.append(PlannedDocument(match.artifact_id, match.start, match.length, reason))
+    if spans is not None:
+        decided = [_spanned(span, decided, span in named, geometry) for span in spans]
+    return Plan(total, tuple(runs), tuple(decided))
 
 
-def _refusal(run: KnownRun, known: Known, profile: Profile, geometry: Geometry) -> DocumentReason | None:
+def _spanned(span: Span, decided: Sequence[PlannedDocument], foreign: bool, geometry: Geometry) -> PlannedDocument:
+    """One span as one document: reused when some run in it is, else with the reason of its longest run."""
+    length = span.end - span.start
+    if foreign:
+        return PlannedDocument(span.artifact_id, span.start, length, DocumentReason.OTHER_NAMESPACE)
+    inside = [run for run in decided if span.start <= run.start < span.end]
+    if not inside:
+        reason = DocumentReason.TOO_SHORT if length < geometry.block_length else DocumentReason.NO_MATCH
+        return PlannedDocument(None, span.start, length, reason)
+    best = max(inside, key=lambda run: (run.reason is None, run.length))
+    return PlannedDocument(best.artifact_id, span.start, length, best.reason)
+
+
+def _refusal(run: KnownRun, total: int, known: Known, profile: Profile, geometry: Geometry) -> DocumentReason | None:
     needs = profile.needs()
     if run.length < geometry.block_length:
         return DocumentReason.TOO_SHORT
     if not set(needs) <= known.needs:
         return DocumentReason.NOT_BUILT
-    if "window_tail" in needs and not run.whole:
-        # The rows behind the run would read window latents that this profile's artifacts do not keep.
+    if "window_tail" in needs and not run.whole and "window_all" not in known.needs:
+        # The rows behind the run would read window latents that the artifact does not keep.
         return DocumentReason.NOT_BUILT
-    if bool(boundary_rows(run, profile, geometry.window, geometry.csa_ratio).all()):
+    if bool(repaired_rows(run, total, profile, geometry.window, geometry.csa_ratio).all()):
         return DocumentReason.NOT_WORTH_IT
     return None

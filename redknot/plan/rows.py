@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,42 +52,43 @@ class Rows:
         return self.protected | self.active
 
 
-def boundary_rows(run: KnownRun, profile: Profile, window: int, group: int) -> Tensor:
-    """Protected rows of one run as a mask [length]: its first and last windows, whole groups of ``group`` tokens."""
+def repaired_rows(run: KnownRun, total: int, profile: Profile, window: int, group: int) -> Tensor:
+    """Protected rows of one run as a mask [length]: B (first and last windows), T, and the request's last row.
+
+    B is whole groups of ``group`` tokens. The last row always runs, since its logits are wanted; its group runs with
+    it where the rows in front of it can: where only tails of window latents are kept, they lack what to read.
+    """
     mask = torch.zeros(run.length, dtype=torch.bool)
-    if not run.relocated:
-        return mask
-    mask[: profile.protected.first_windows * window] = True
-    last = run.length - profile.protected.last_windows * window
-    if profile.protected.last_windows:
+    if run.relocated:
+        mask[: profile.protected.first_windows * window] = True
+    if run.relocated and profile.protected.last_windows:
+        last = run.length - profile.protected.last_windows * window
         mask[max(last, 0) // group * group :] = True
+    if profile.protected.recent_tail:
+        mask[max(total - profile.protected.recent_tail - run.start, 0) :] = True
+    if run.stop == total:
+        mask[(run.length - 1) // group * group if profile.runs_inside_documents else -1 :] = True
     return mask
 
 
-def protected_rows(total: int, runs: list[KnownRun], profile: Profile, window: int, group: int) -> Tensor:
-    """Q, N, D, B and T of DESIGN section 5 as a mask [total]; indexer-picked rows come later.
-
-    The last row always runs, with its group: its logits are wanted.
-    """
+def protected_rows(total: int, runs: Sequence[KnownRun], profile: Profile, window: int, group: int) -> Tensor:
+    """Q, N, D, B and T of DESIGN section 5 as a mask [total]; indexer-picked rows come later."""
     mask = torch.ones(total, dtype=torch.bool)
     for run in runs:
-        mask[run.start : run.stop] = boundary_rows(run, profile, window, group)
-        if run.stop == total:
-            mask[run.stop - 1 - (run.length - 1) % group :] = True
-    if profile.protected.recent_tail:
-        mask[max(total - profile.protected.recent_tail, 0) :] = True
+        mask[run.start : run.stop] = repaired_rows(run, total, profile, window, group)
     return mask
 
 
 def pick_rows(
-    total: int, runs: list[KnownRun], protected: Tensor, ranking: Tensor, profile: Profile, group: int, topk: int
+    total: int, runs: Sequence[KnownRun], protected: Tensor, ranking: Tensor, profile: Profile, group: int, topk: int
 ) -> Rows:
     """Add indexer-picked (I) and Active rows by a ranking of groups.
 
     ``ranking`` [groups over all runs] scores each run's groups of ``group`` tokens in order (higher is better,
     ties to the lower position). A picked group brings the group before it in its run, because an entry is refreshed
     only if the group it overlaps ran too. I is the best ``topk`` groups, at most ``indexed_share`` of the
-    candidates; Active the next ``budget`` of the candidates. Shares count rows that really run.
+    candidates; Active the next ``budget`` of the candidates, groups that no longer fit left out. Shares count rows
+    that really run.
     """
     starts = torch.cat([torch.arange(run.start, run.stop, group) for run in runs])
     stops = torch.cat([torch.arange(run.start, run.stop, group).add(group).clamp(max=run.stop) for run in runs])
@@ -101,14 +103,16 @@ def pick_rows(
     first_of, stop_of, opens_run = starts.tolist(), stops.tolist(), opens.tolist()
     which, used, groups_used = 0, 0, 0
     for index in ranking.argsort(descending=True, stable=True).tolist():
-        if which == 0 and (used >= limits[0] or groups_used >= topk):
-            which, used = 1, 0
         if which == 1 and used >= limits[1]:
             break
         lo, hi = first_of[index if opens_run[index] else index - 1], stop_of[index]
         fresh = ~taken[lo:hi]
         count = int(fresh.sum())
-        if not count or used + count > limits[which]:
+        if not count:
+            continue
+        if which == 0 and (used + count > limits[0] or groups_used >= topk):
+            which, used = 1, 0  # I ends with the first group that exceeds it, and that one is the next for Active
+        if used + count > limits[which]:
             continue
         picked[which][lo:hi] |= fresh
         taken[lo:hi] = True

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from redknot.artifact.loaded import LoadedArtifact
 from redknot.artifact.store import ArtifactStore
 from redknot.comm.group import Group, OneProcess
 from redknot.config import load_settings
@@ -19,26 +19,24 @@ from redknot.errors import InputError, RequestReason, ReuseUnavailableError, Sto
 from redknot.latents.segment import Segment, allocate
 from redknot.latents.session import Session
 from redknot.model.checkpoint import load_model
-from redknot.model.geometry import Geometry
-from redknot.model.profile import Profile, load_profile
+from redknot.model.profile import Profile, Treatment, load_profile
 from redknot.model.tokenizer import load_tokenizer
-from redknot.plan.match import match_spans, match_tokens
-from redknot.plan.planner import Plan, make_plan
-from redknot.plan.rows import Rows
+from redknot.plan.planner import Plan, Span
+from redknot.plan.rows import KnownRun, Rows
 from redknot.runtime.counters import Counters
+from redknot.runtime.decision import check_profile, fingerprint, plan_request
 from redknot.runtime.identity import model_identity
 from redknot.runtime.ledger import ledgers
 from redknot.runtime.library import Library, Refused
 from redknot.runtime.metrics import Metrics
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import decode, dense_session, prefill
-from redknot.runtime.report import DocumentReport, Report
+from redknot.runtime.report import Report, document_reports
+from redknot.runtime.request import REUSE_MODES, Text, read_request
 from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restore, segmented_session
 
 _log = logging.getLogger(__name__)
 DTYPE = torch.float32  # the CPU runs and stores float32
-REUSE_MODES = ("auto", "off", "required")
-Text = str | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -55,14 +53,20 @@ class _Request:
     """One request on its way: ids [n], the client's document spans, and what has been decided so far."""
 
     token_ids: Tensor
-    spans: list[tuple[int, int]] | None
+    spans: list[Span] | None  # None: documents are to be found in the ids
     started: float
     counters: Counters = field(default_factory=Counters)
     plan: Plan | None = None
     rows: Rows | None = None
+    vote: int = 0  # stands for what would be read
     reason: RequestReason | None = None
     detail: str = ""
     wall: dict[str, float] = field(default_factory=dict)
+
+    def refuse(self, reason: RequestReason, detail: str) -> None:
+        """Run dense, for this reason; the first one counts."""
+        if self.reason is None:
+            self.reason, self.detail = reason, detail
 
 
 class Engine:
@@ -119,7 +123,7 @@ class Engine:
         *,
         token_ids: Sequence[int] | None = None,
         segments: Sequence[Text] | None = None,
-        spans: Sequence[tuple[int, int]] | None = None,
+        spans: Sequence[Span | tuple[int, int]] | None = None,
         reuse: str = "auto",
         max_new_tokens: int = 64,
         stop_at_eos: bool = True,
@@ -128,82 +132,41 @@ class Engine:
 
         Give exactly one of ``prompt`` (text), ``token_ids`` (used as they are) or ``segments`` (texts or ids,
         tokenised one by one, so document boundaries are exact; BOS is put in front). ``spans`` names the documents
-        inside ``token_ids`` as [start, end). ``reuse`` "required" raises ReuseUnavailableError instead of running
-        dense. Raises InputError for a malformed request.
+        inside ``token_ids`` as [start, end) and nothing else is searched; a ``Span`` may say which artifact it is, and
+        is new text when this namespace has no such artifact. ``reuse`` "required" raises ReuseUnavailableError instead
+        of running dense. Raises InputError for a malformed request.
         """
-        request = self._accept(prompt, token_ids, segments, spans, reuse, max_new_tokens)
-        logits, session = self._first_logits(request, reuse, max_new_tokens)
-        first = int(logits.argmax())
-        request.wall["ttft_request_s"] = time.perf_counter() - request.started
-        report = self._report(request)
-        self.metrics.observe(report)
-        tokens = self._continue(session, first, max_new_tokens, stop_at_eos)
-        return Result(self.tokenizer.decode(tokens), tuple(tokens), report)
-
-    def _accept(
-        self,
-        prompt: str | None,
-        token_ids: Sequence[int] | None,
-        segments: Sequence[Text] | None,
-        spans: Sequence[tuple[int, int]] | None,
-        reuse: str,
-        max_new_tokens: int,
-    ) -> _Request:
         started = time.perf_counter()
         if reuse not in REUSE_MODES:
             raise InputError(f"reuse must be one of {', '.join(REUSE_MODES)}, not {reuse!r}")
         if max_new_tokens < 1:
             raise InputError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
-        if sum(given is not None for given in (prompt, token_ids, segments)) != 1:
-            raise InputError("give exactly one of prompt, token_ids and segments")
-        if spans is not None and token_ids is None:
-            raise InputError("spans count positions of token_ids; give token_ids, or segments without spans")
-        found: list[tuple[int, int]] | None = None
-        if segments is not None:
-            ids, found = self._join(segments)
-        elif prompt is not None:
-            ids = [*self._bos(), *self.tokenizer.encode(prompt).tolist()]
-        else:
-            ids = list(token_ids or ())
-            found = [(int(start), int(end)) for start, end in spans] if spans is not None else None
-        _check_ids(ids, self.model.geometry, max_new_tokens)
-        return _Request(torch.tensor(ids, dtype=torch.int64), found, started)
-
-    def _bos(self) -> list[int]:
-        bos = self.model.geometry.bos_token_id
-        return [] if bos is None else [bos]
-
-    def _join(self, segments: Sequence[Text]) -> tuple[list[int], list[tuple[int, int]]]:
-        """BOS and the segments' ids; every segment but the last is a document span."""
-        if isinstance(segments, str):
-            raise InputError("segments must be a list of texts or of token id lists, not one text")
-        ids, spans = self._bos(), []
-        for segment in segments:
-            part = self.tokenizer.encode(segment).tolist() if isinstance(segment, str) else list(segment)
-            if part:
-                spans.append((len(ids), len(ids) + len(part)))
-            ids += part
-        return ids, spans[:-1]
+        ids, found = read_request(
+            self.tokenizer, self.model.geometry, prompt, token_ids, segments, spans, max_new_tokens
+        )
+        request = _Request(torch.tensor(ids, dtype=torch.int64), found, started)
+        logits, session = self._first_logits(request, reuse, max_new_tokens)
+        first = int(logits.argmax())
+        request.wall["ttft_request_s"] = time.perf_counter() - request.started
+        report = self._report(request)
+        for document in report.documents:
+            if document.reason is not None:
+                _log.info("document at token %d is new text: %s", document.start, document.reason)
+        self.metrics.observe(report)
+        tokens = self._continue(session, first, max_new_tokens, stop_at_eos)
+        return Result(self.tokenizer.decode(tokens), tuple(tokens), report)
 
     def _first_logits(self, request: _Request, reuse: str, room: int) -> tuple[Tensor, Session]:
         """Prefill, reusing if everything holds on every rank."""
-        sources: list[Source] = []
         if reuse == "off":
-            request.reason, request.detail = RequestReason.REUSE_OFF, "reuse was turned off for this request"
+            request.refuse(RequestReason.REUSE_OFF, "reuse was turned off for this request")
         else:
-            try:
-                sources = self._sources(request)
-            except Refused as refused:
-                request.reason, request.detail = refused.reason, refused.detail
-        # Every rank votes before anything that only a reusing request does.
-        if reuse != "off" and not self.model.group.all_agree(request.reason is None) and request.reason is None:
-            request.reason, request.detail = RequestReason.RANK_DISAGREEMENT, "another rank could not certify reuse"
-        if request.reason is None:
-            return self._reusing(request, sources, room)
+            sources = self._agreed_sources(request)
+            if request.reason is None and (found := self._reusing(request, sources, room)) is not None:
+                return found
+        _log_refusal(request)
         if reuse == "required":
             raise ReuseUnavailableError(f"reuse is required but not possible: {request.reason} ({request.detail})")
-        if request.reason not in (RequestReason.REUSE_OFF, RequestReason.NOTHING_TO_REUSE):
-            _log.warning("dense: %s (%s)", request.reason, request.detail)
         started = time.perf_counter()
         ids = request.token_ids
         session = dense_session(self.model.geometry, len(ids), len(ids) + room)
@@ -211,30 +174,53 @@ class Engine:
         request.wall["ttft_forward_s"] = time.perf_counter() - started
         return logits, session
 
+    def _agreed_sources(self, request: _Request) -> list[Source]:
+        """What to reuse, the same on every rank; else the request has its reason.
+
+        Every rank votes before anything that only a reusing request does, on what exactly it would read: ranks
+        that see the store at different moments may each be sure of another plan.
+        """
+        sources: list[Source] = []
+        try:
+            sources = self._sources(request)
+        except Refused as refused:
+            request.refuse(refused.reason, refused.detail)
+        group = self.model.group
+        total = int(group.all_reduce(torch.tensor([request.vote])).item())
+        if not group.all_agree(request.reason is None and total == request.vote * group.shard.world):
+            request.refuse(RequestReason.RANK_DISAGREEMENT, "the ranks could not certify the same reuse")
+        return sources
+
     def _sources(self, request: _Request) -> list[Source]:
         """Match, plan and certify; raises Refused with the reason to run dense."""
         if self._no_library is not None:
             raise self._no_library
         if self._library is None:
             raise Refused(RequestReason.STORE_UNAVAILABLE, "no store was given")
-        if not self.profile.reuses:
-            raise Refused(RequestReason.REUSE_OFF, f"profile {self.profile.name} reuses nothing")
-        _check_profile(self.profile, self.model.geometry)
+        check_profile(self.profile, self.model.geometry)
         library = self._library
         library.refresh()
-        tokens = request.token_ids.numpy().astype(np.int32)
-        spans = request.spans
-        matches = match_spans(tokens, spans, library.index) if spans else match_tokens(tokens, library.index)
-        plan = make_plan(len(tokens), matches, spans or [], library.known(), self.profile, self.model.geometry)
-        request.plan = plan
+        request.plan = plan = plan_request(library, self.profile, request.token_ids, request.spans)
         request.wall["match_s"] = time.perf_counter() - request.started
         if not plan.runs:
             raise Refused(RequestReason.NOTHING_TO_REUSE, "no document of the request can be reused")
-        sources = [Source(run, library.certified(run.artifact_id)) for run in plan.runs]
+        artifacts = {run.artifact_id: self._certified(library, run.artifact_id) for run in _distinct(plan.runs)}
+        request.vote = fingerprint([(run, artifacts[run.artifact_id].certificate.generation) for run in plan.runs])
         request.wall["certify_s"] = time.perf_counter() - request.started - request.wall["match_s"]
-        return sources
+        return [Source(run, artifacts[run.artifact_id]) for run in plan.runs]
 
-    def _reusing(self, request: _Request, sources: list[Source], room: int) -> tuple[Tensor, Session]:
+    def _certified(self, library: Library, artifact_id: str) -> LoadedArtifact:
+        """One artifact, its certificate counted."""
+        try:
+            artifact = library.certified(artifact_id)
+        except Refused as refused:
+            self.metrics.certificate(refused.reason)
+            raise
+        self.metrics.certificate(None)
+        return artifact
+
+    def _reusing(self, request: _Request, sources: list[Source], room: int) -> tuple[Tensor, Session] | None:
+        """First logits by reuse; None when the profile's shares leave no row to skip."""
         started = time.perf_counter()
         geometry, ids = self.model.geometry, request.token_ids
         runs = [source.run for source in sources]
@@ -242,8 +228,13 @@ class Engine:
         if self.profile.reuses_rows:
             restore(session, sources, geometry)
         request.wall["restore_s"] = time.perf_counter() - started
-        request.rows = choose_rows(self.model, session, runs, ids, self.profile, request.counters)
-        logits = prefill_reusing(self.model, session, sources, request.rows, ids, self.profile, request.counters)
+        rows = choose_rows(self.model, session, runs, ids, self.profile, request.counters)
+        restored = self.profile.middle_active is Treatment.GLOBAL_Z and bool(rows.active.any())
+        if bool(rows.running.all()) and not restored:
+            request.refuse(RequestReason.NOTHING_TO_REUSE, f"profile {self.profile.name} runs every row again")
+            return None
+        request.rows = rows
+        logits = prefill_reusing(self.model, session, sources, rows, ids, self.profile, request.counters)
         request.wall["ttft_forward_s"] = time.perf_counter() - started
         return logits, session
 
@@ -265,7 +256,7 @@ class Engine:
 
     def _report(self, request: _Request) -> Report:
         reused = request.rows is not None and request.reason is None
-        documents = _document_reports(request) if request.plan is not None else ()
+        documents = document_reports(request.plan, request.rows if reused else None)
         total = len(request.token_ids)
         return Report(
             arm="reuse" if reused else "dense",
@@ -277,51 +268,19 @@ class Engine:
             reused_tokens=sum(document.reused for document in documents),
             documents=documents,
             counters=request.counters,
-            ledgers=ledgers(self.model.geometry, self.profile, total, request.counters, request.wall),
+            ledgers=ledgers(
+                self.model.geometry, self.profile, total, request.counters, request.wall, self.model.group.shard
+            ),
             ttft_forward_s=request.wall["ttft_forward_s"],
             ttft_request_s=request.wall["ttft_request_s"],
         )
 
 
-def _document_reports(request: _Request) -> tuple[DocumentReport, ...]:
-    """Rows reused and recomputed of each document, from the rows that ran."""
-    assert request.plan is not None
-    out = []
-    for document in request.plan.documents:
-        reused = 0
-        if document.reason is None and request.rows is not None and request.reason is None:
-            running = request.rows.running[document.start : document.start + document.length]
-            reused = document.length - int(running.sum())
-        out.append(
-            DocumentReport(
-                document.artifact_id,
-                document.start,
-                document.length,
-                reused,
-                document.length - reused,
-                document.reason,
-            )
-        )
-    return tuple(out)
+def _distinct(runs: Sequence[KnownRun]) -> list[KnownRun]:
+    """One run of each artifact."""
+    return list({run.artifact_id: run for run in runs}.values())
 
 
-def _check_ids(ids: list[int], geometry: Geometry, room: int) -> None:
-    if not ids:
-        raise InputError("the request is empty; give at least one token")
-    if min(ids) < 0 or max(ids) >= geometry.vocab_size:
-        raise InputError(f"token ids must be in [0, {geometry.vocab_size}), found {min(ids)}..{max(ids)}")
-    if len(ids) + room > geometry.max_positions:
-        raise InputError(
-            f"{len(ids)} prompt tokens and {room} new ones exceed the model's {geometry.max_positions} positions"
-        )
-
-
-def _check_profile(profile: Profile, geometry: Geometry) -> None:
-    """Refuse a profile that this geometry cannot run."""
-    problem = ""
-    if 2 * profile.fence_layers > geometry.num_layers:
-        problem = f"{profile.fence_layers} fence layers at each end of {geometry.num_layers} layers"
-    if max(profile.global_heads) >= geometry.heads_per_group:
-        problem = f"Global head {max(profile.global_heads)} in groups of {geometry.heads_per_group}"
-    if problem:
-        raise Refused(RequestReason.UNSUPPORTED_MODEL, f"profile {profile.name} does not fit the model: {problem}")
+def _log_refusal(request: _Request) -> None:
+    expected = request.reason in (RequestReason.REUSE_OFF, RequestReason.NOTHING_TO_REUSE)
+    _log.log(logging.INFO if expected else logging.WARNING, "dense: %s (%s)", request.reason, request.detail)

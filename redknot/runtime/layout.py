@@ -139,7 +139,7 @@ class RowSet:
 def window_parts(session: Session, positions: Tensor, window: int) -> list[WindowPart]:
     """Split a block's windows by the segment they fall in: its own first, then the ones before it."""
     owner = session.segment_of(positions)
-    firsts = torch.tensor([segment.first for segment in session.segments])
+    stops = torch.tensor([segment.stop for segment in session.segments])
     parts = []
     rows = torch.arange(len(positions))
     level = 0
@@ -155,9 +155,9 @@ def window_parts(session: Session, positions: Tensor, window: int) -> list[Windo
             lookup = torch.zeros(len(positions), dtype=torch.int64)
             lookup[rows] = of
             parts.append(_window_part(session, positions, lookup, padded, window))
-        # A row needs the segment before this one when its window starts before this one does.
+        # A row needs the segment before this one when its window reaches it; a probe's segments have gaps between.
         start = positions[rows] - window + 1
-        rows = rows[(start < firsts[of]) & (of > 0)]
+        rows = rows[(of > 0) & (start < stops[of - 1])]
         level += 1
     return parts
 

@@ -87,6 +87,16 @@ class Library:
         """What the planner may ask about."""
         return {key: Known(len(row.token_ids), frozenset(row.artifact.needs)) for key, row in self._rows.items()}
 
+    def owns(self, artifact_id: str) -> bool:
+        """Whether this namespace has such an artifact, usable or not; what other namespaces have is never looked at.
+
+        Raises Refused when the store cannot be read.
+        """
+        try:
+            return artifact_id in self._rows or self.store.catalogue.row(artifact_id, self.namespace) is not None
+        except StoreError as error:
+            raise Refused(RequestReason.STORE_UNAVAILABLE, str(error)) from error
+
     def certified(self, artifact_id: str) -> LoadedArtifact:
         """An artifact whose certificate holds and whose every section this rank reads has been verified.
 
@@ -95,10 +105,12 @@ class Library:
         row = self._rows[artifact_id]
         try:
             artifact = self._held.get(artifact_id)
-            if artifact is None or artifact.is_stale():
+            if artifact is None or artifact.certificate.generation != row.artifact.generation or artifact.is_stale():
                 artifact = self.store.load(artifact_id, self.namespace)
             world = self.shard.world
-            specs = section_specs(self.geometry, len(row.token_ids), self.needs, world)
+            # An artifact that serves several profiles may keep all window rows where this one reads the last ones.
+            held = {*self.needs, *({"window_all"} & set(artifact.certificate.needs))}
+            specs = section_specs(self.geometry, len(row.token_ids), tuple(sorted(held)), world)
             expected = Expected(
                 namespace=self.namespace,
                 model=self.identity,

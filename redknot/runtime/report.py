@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from redknot.errors import DocumentReason, RequestReason
+from redknot.plan.planner import Plan
+from redknot.plan.rows import Rows
 from redknot.runtime.counters import Counters
 from redknot.runtime.ledger import Ledgers
 
@@ -48,3 +50,23 @@ class Report:
         out["counters"] = counters
         out["ledgers"] = self.ledgers.to_dict()
         return out
+
+
+def document_reports(plan: Plan | None, rows: Rows | None) -> tuple[DocumentReport, ...]:
+    """Each document of a plan with the rows that did not run and those that did; without ``rows`` all of them ran."""
+    out = []
+    for document in plan.documents if plan is not None else ():
+        running = document.length
+        if rows is not None:
+            running = int(rows.running[document.start : document.start + document.length].sum())
+        out.append(
+            DocumentReport(
+                document.artifact_id,
+                document.start,
+                document.length,
+                document.length - running,
+                running,
+                document.reason,
+            )
+        )
+    return tuple(out)

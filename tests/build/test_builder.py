@@ -142,6 +142,7 @@ def test_an_interrupt_keeps_what_was_evaluated(model, store, draft, target, cont
         return native(*args)
 
     monkeypatch.setattr(builder, "evaluate_batch", interrupted)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     with pytest.raises(KeyboardInterrupt):
         build(model, store, draft, contents)
     assert published(store) == {"d1", "d0", "d4", "d2"}
@@ -175,7 +176,7 @@ def test_a_second_interrupt_drops_what_waits(model, store, draft, contents, monk
     assert is_clean(store)
 
 
-@pytest.mark.parametrize("at", range(0, 40, 6))
+@pytest.mark.parametrize("at", range(0, 25, 6))
 def test_a_full_disk_stops_the_build_with_its_reason(model, store, draft, target, contents, monkeypatch, at):
     native, count = os.writev, 0
 

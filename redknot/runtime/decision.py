@@ -1,0 +1,58 @@
+"""What a request would reuse, decided without running anything: match, plan, and the profile's fit to the model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from redknot.errors import RequestReason
+from redknot.model.geometry import Geometry
+from redknot.model.profile import Profile, Selector, Treatment
+from redknot.plan.match import match_spans, match_tokens
+from redknot.plan.planner import Plan, Span, make_plan
+from redknot.plan.rows import KnownRun
+from redknot.runtime.library import Library, Refused
+
+
+def plan_request(library: Library, profile: Profile, token_ids: Tensor, spans: Sequence[Span] | None) -> Plan:
+    """The plan of a request [n] against an up-to-date library; ``spans`` None searches all of it for documents.
+
+    Raises Refused when the store cannot be read or nothing can be reused.
+    """
+    tokens = token_ids.numpy().astype(np.int32)
+    named = {span.artifact_id for span in spans or () if span.artifact_id is not None}
+    foreign = {artifact_id for artifact_id in named if not library.owns(artifact_id)}
+    if spans is None:
+        matches = match_tokens(tokens, library.index)
+    else:
+        ours = [(span.start, span.end) for span in spans if span.artifact_id not in foreign]
+        matches = match_spans(tokens, ours, library.index)
+    return make_plan(len(tokens), matches, spans, library.known(), profile, library.geometry, foreign)
+
+
+def check_profile(profile: Profile, geometry: Geometry) -> None:
+    """Raise Refused for a profile that reuses nothing or that this geometry cannot run."""
+    if not profile.reuses:
+        raise Refused(RequestReason.REUSE_OFF, f"profile {profile.name} reuses nothing")
+    problem = ""
+    layers, fences = geometry.num_layers, profile.fence_layers
+    split = Treatment.GLOBAL_Z in (profile.middle_active, profile.middle_idle)
+    picks = profile.selector is not Selector.NONE and (profile.budget > 0 or profile.protected.indexed_share > 0)
+    if 2 * fences >= layers:
+        problem = f"{layers} layers leave no middle for {fences}+{fences} fence layers"
+    elif max(profile.global_heads) >= geometry.heads_per_group:
+        problem = f"Global head {max(profile.global_heads)} in groups of {geometry.heads_per_group}"
+    elif split and not fences:
+        problem = "Z_L is restored in middle layers, and the last layer has none: it needs fence_layers >= 1"
+    elif picks and not profile.reuses_rows:
+        problem = "its selector reads latents, which a profile that skips no rows does not restore"
+    if problem:
+        raise Refused(RequestReason.UNSUPPORTED_MODEL, f"profile {profile.name} does not fit the model: {problem}")
+
+
+def fingerprint(read: Sequence[tuple[KnownRun, int]]) -> int:
+    """48 bits of the runs and generations that would be read: a sum over ranks shows whether all are the same."""
+    return int.from_bytes(hashlib.sha256(repr(read).encode()).digest()[:6], "little")

@@ -1,0 +1,167 @@
+"""Requests over known documents: a random checkpoint of nano's proportions, documents as ids, artifacts, engines.
+
+Every parameter is random, so that a wrong row, entry or head moves the logits; nothing needs ``transformers``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from redknot.artifact.certificate import Certificate
+from redknot.artifact.identity import token_hash
+from redknot.artifact.store import ArtifactStore
+from redknot.build.builder import build
+from redknot.build.contents import Content
+from redknot.build.target import make_target
+from redknot.config import CACHE_DIR
+from redknot.latents import segment
+from redknot.model.checkpoint import load_model
+from redknot.model.profile import SHIPPED, Profile
+from redknot.nano import parameters
+from redknot.plan.rows import KnownRun
+from redknot.runtime import reuse
+from redknot.runtime.identity import model_identity
+from redknot.runtime.model import Model
+
+ROOT = Path(__file__).resolve().parents[2]
+BOS, BLOCK, WINDOW = 0, 32, 32
+LAYERS = (0, 2, 3, 4, 5)  # of nano: sliding, HCA, CSA, HCA, CSA; the three in the middle are no fences
+MAX_POSITIONS = 2048
+REUSING = [name for name, profile in SHIPPED.items() if profile.reuses]
+
+
+def write_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """Five random layers with nano's tokenizer; ``changes`` go into config.json. Index top-k drops most entries."""
+    folder.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(seed)
+    tensors = parameters.initial_tensors(torch.Generator().manual_seed(seed))
+    kept = {name: value for name, value in tensors.items() if not name.startswith("layers.")}
+    for new, old in enumerate(LAYERS):
+        prefix = f"layers.{old}."
+        kept |= {
+            f"layers.{new}.{name.removeprefix(prefix)}": value
+            for name, value in tensors.items()
+            if name.startswith(prefix)
+        }
+    save_file({name: _random(name, value, generator) for name, value in kept.items()}, folder / "model.safetensors")
+    config = parameters.CONFIG | {"num_hidden_layers": len(LAYERS), "max_position_embeddings": MAX_POSITIONS}
+    config |= {"index_topk": 16, "hc_sinkhorn_iters": 3}
+    for key in ("layer_types", "mlp_layer_types"):
+        config[key] = [parameters.CONFIG[key][layer] for layer in LAYERS]
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    shutil.copy(ROOT / "models/nano/tokenizer.json", folder)
+    return folder
+
+
+def _random(name: str, value: Tensor, generator: torch.Generator) -> Tensor:
+    if not value.is_floating_point():
+        return value.contiguous()
+    noise = torch.randn(value.shape, generator=generator)
+    if name.endswith("norm.weight") or name.endswith("scale"):
+        return 1 + 0.2 * noise
+    if name.endswith(("attn_sink", "ape", "gate.bias", "base")):
+        return value + 0.5 * noise
+    return noise if "embed" in name else noise * value.shape[-1] ** -0.5
+
+
+def document(length: int, seed: int = 0) -> list[int]:
+    """Random ids without control tokens, other ones for each seed and length."""
+    return np.random.default_rng([seed, length]).integers(8, 2048, length).tolist()
+
+
+@dataclass(frozen=True)
+class Memory:
+    """An artifact's sections in a dictionary."""
+
+    sections: dict[str, Tensor]
+
+    def section(self, name: str) -> Tensor:
+        return self.sections[name]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a request: new text, or a run of a document from a block on."""
+
+    ids: list[int]
+    document: int | None = None
+    doc_start: int = 0
+    doc_length: int = 0
+
+
+def new(length: int, seed: int = 99) -> Piece:
+    return Piece(document(length, seed))
+
+
+def known(documents: Sequence[list[int]], number: int, start: int = 0, stop: int | None = None) -> Piece:
+    whole = documents[number]
+    return Piece(whole[start:stop], number, start, len(whole))
+
+
+def assemble(pieces: Sequence[Piece], offset: int = 0) -> tuple[Tensor, list[KnownRun]]:
+    """Token ids of the pieces and the runs among them, which begin at request position ``offset``."""
+    ids: list[int] = []
+    runs = []
+    for piece in pieces:
+        if piece.document is not None:
+            start = offset + len(ids)
+            runs.append(KnownRun(str(piece.document), start, piece.doc_start, len(piece.ids), piece.doc_length))
+        ids += piece.ids
+    return torch.tensor(ids), runs
+
+
+def publish(
+    checkpoint: Path,
+    store: Path,
+    documents: Sequence[Sequence[int]],
+    profiles: Sequence[Profile] = tuple(SHIPPED.values()),
+    *,
+    tp_size: int = 1,
+    namespace: str = "default",
+) -> list[Certificate]:
+    """Build artifacts that serve these profiles, in the order of the documents."""
+    from redknot.config import load_settings
+
+    model = Model(*load_model(checkpoint))
+    identity = model_identity(checkpoint, model.geometry, torch.float32, load_settings().cache_dir)
+    draft = make_target(model.geometry, profiles, tp_size, namespace).draft(identity)
+    contents = []
+    for number, document_ids in enumerate(documents):
+        ids = np.array(document_ids, dtype=np.int32)
+        contents.append(Content((f"d{number}",), "test", ids, token_hash(ids)))
+    with ArtifactStore(store, create=True) as opened:
+        found = build(model, opened, draft, contents).certificates
+    by_content = {certificate.token_hash: certificate for certificate in found}
+    return [by_content[content.token_hash] for content in contents]
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Whatever reuse allocates is NaN until something is written there."""
+    native = segment.allocate
+
+    def allocate(*args: Any, **options: Any) -> None:
+        native(*args, **options, fill=float("nan"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reuse, "allocate", allocate)
+        yield
+
+
+def use_cache(folder: Path) -> pytest.MonkeyPatch:
+    """Keep weight hashes out of the user's cache; undo the returned patch afterwards."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv(CACHE_DIR, str(folder))
+    return patch
