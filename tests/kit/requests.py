@@ -20,18 +20,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from redknot.artifact.certificate import Certificate
-from redknot.artifact.identity import token_hash
+from redknot.artifact.publish import Publication
 from redknot.artifact.store import ArtifactStore
-from redknot.build.builder import build
-from redknot.build.contents import Content
+from redknot.build.capture import evaluate
 from redknot.build.target import make_target
-from redknot.config import CACHE_DIR
+from redknot.config import CACHE_DIR, load_settings
 from redknot.latents import segment
 from redknot.model.checkpoint import load_model
 from redknot.model.profile import SHIPPED, Profile
 from redknot.nano import parameters
 from redknot.plan.rows import KnownRun
 from redknot.runtime import reuse
+from redknot.runtime.counters import Counters
 from redknot.runtime.identity import model_identity
 from redknot.runtime.model import Model
 
@@ -131,20 +131,19 @@ def publish(
     tp_size: int = 1,
     namespace: str = "default",
 ) -> list[Certificate]:
-    """Build artifacts that serve these profiles, in the order of the documents."""
-    from redknot.config import load_settings
-
+    """Build artifacts that serve these profiles, in the order of the documents; one that is there is built again."""
     model = Model(*load_model(checkpoint))
     identity = model_identity(checkpoint, model.geometry, torch.float32, load_settings().cache_dir)
     draft = make_target(model.geometry, profiles, tp_size, namespace).draft(identity)
-    contents = []
-    for number, document_ids in enumerate(documents):
-        ids = np.array(document_ids, dtype=np.int32)
-        contents.append(Content((f"d{number}",), "test", ids, token_hash(ids)))
+    made = evaluate(model, [torch.tensor(ids) for ids in documents], draft.needs, Counters(), tp_size)
+    names = [(f"d{number}",) for number in range(len(documents))]
     with ArtifactStore(store, create=True) as opened:
-        found = build(model, opened, draft, contents).certificates
-    by_content = {certificate.token_hash: certificate for certificate in found}
-    return [by_content[content.token_hash] for content in contents]
+        return list(
+            opened.publish_many(
+                Publication(draft, sections, np.array(ids, dtype=np.int32), name)
+                for sections, ids, name in zip(made, documents, names, strict=True)
+            )
+        )
 
 
 @contextmanager
