@@ -132,6 +132,7 @@ class Geometry:
             "qk_rope_head_dim must be even and at most head_dim": self.rope_dim % 2 == 0
             and 0 < self.rope_dim <= min(self.head_dim, self.index_head_dim),
             "num_experts_per_tok must not exceed n_routed_experts": self.experts_per_token <= self.num_experts,
+            "the CSA and HCA compression rates must differ": self.csa_ratio != self.hca_ratio,
             "layer_types and mlp_layer_types must have the same length": len(self.kinds) == len(self.hash_layers),
             "scoring_func must be sqrtsoftplus, softmax or sigmoid": self.scoring
             in ("sqrtsoftplus", "softmax", "sigmoid"),

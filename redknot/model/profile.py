@@ -73,6 +73,8 @@ class Profile(_Frozen):
             and self.reuses_rows
         ):
             raise ValueError("a budget or indexed_share needs a selector")
+        if Treatment.GLOBAL_Z in (self.middle_active, self.middle_idle) and not self.fence_layers:
+            raise ValueError("global+z needs at least one fence layer: the last layer keeps no Z_L")
         if not self.global_heads or len(set(self.global_heads)) != len(self.global_heads):
             raise ValueError("global_heads must name distinct positions, at least one")
         return self

@@ -27,10 +27,10 @@ RANKS = {
     "plan": 4,
     "runtime": 5,
     "build": 6,
-    "nano": 6,
-    "cli": 7,
-    "__main__": 8,
-    "build_artifacts": 8,
+    "nano": 7,
+    "cli": 8,
+    "__main__": 9,
+    "build_artifacts": 9,
 }
 NOT_FOR_REDKNOT = {"sglang", "sglang_patches", "eval", "tests", "scripts", "benchmarks"}
 READS_ENVIRONMENT = {"redknot/config.py"}

@@ -242,9 +242,7 @@ def test_geometry_mismatch_of_shards(served, tmp_path, dense, caplog):
     store = tmp_path / "store"
     publish(served.checkpoint, store, served.documents[:2], tp_size=2)
     engine = Engine(served.checkpoint, store, "combined")
-    expect_dense(
-        engine, RequestReason.GEOMETRY_MISMATCH, request_of(served), dense, caplog, "TP size 2", "TP size 1"
-    )
+    expect_dense(engine, RequestReason.GEOMETRY_MISMATCH, request_of(served), dense, caplog, "TP size 2", "TP size 1")
     expect_reuse(Engine(served.checkpoint, store, "rowsparse"), request_of(served))
 
 

@@ -1,0 +1,405 @@
+"""The identities that reuse rests on (DESIGN section 2), and that nothing but what was stored or ran is ever read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from redknot.artifact.schema import boundary_section, layer_section, shard_section
+from redknot.artifact.sections import middle_layers, section_specs
+from redknot.artifact.store import ArtifactStore
+from redknot.build.capture import evaluate
+from redknot.latents.segment import Segment, allocate
+from redknot.latents.session import Session
+from redknot.model.profile import SHIPPED, Profile, load_profile
+from redknot.plan.rows import KnownRun, Rows
+from redknot.runtime.capture import Capture
+from redknot.runtime.counters import Counters
+from redknot.runtime.model import Model
+from redknot.runtime.prefill import decode, dense_session, prefill
+from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restore, segmented_session
+from tests.kit.naive import naive_forward
+from tests.kit.requests import (
+    BLOCK,
+    BOS,
+    REUSING,
+    ROOT,
+    Memory,
+    Piece,
+    assemble,
+    document,
+    known,
+    new,
+    poisoned,
+    publish,
+)
+from tests.kit.rows import every_row, widest
+from tests.kit.rows import segmented_session as given_session
+from tests.runtime.conftest import Served
+
+LENGTHS = (1, 3, 4, 31, 32, 33, 127, 128, 129, 255, 257)
+DOCS = [document(length, number) for number, length in enumerate(LENGTHS)]
+EVERY_NEED = ("latents", "streams:1", "window_all", "zl:1:0")
+EXACT = 1e-4
+START = Piece([BOS])
+
+LAYOUTS: dict[str, list[Piece]] = {
+    "in order": [START, *(known(DOCS, number) for number in range(len(DOCS))), new(20)],
+    "backwards, text between": [
+        START,
+        *(piece for number in reversed(range(3, 9)) for piece in (known(DOCS, number), new(number, number))),
+    ],
+    "twice": [known(DOCS, 5), known(DOCS, 8), new(5), known(DOCS, 8), known(DOCS, 5), new(70)],
+    "parts": [
+        new(7),
+        known(DOCS, 10, 64, 192),
+        known(DOCS, 9, 128),
+        known(DOCS, 7, 0, 96),
+        known(DOCS, 10, 224),
+        known(DOCS, 10, 0, 32),
+        new(33),
+    ],
+    "ends in a document": [known(DOCS, 6), new(3), known(DOCS, 5)],
+    "a document and nothing else": [known(DOCS, 8)],
+}
+
+
+def profiles() -> list[Profile]:
+    shipped = [profile for profile in SHIPPED.values() if profile.reuses]
+    return shipped + [load_profile(str(path)) for path in sorted((ROOT / "configs/profiles").glob("*.json"))]
+
+
+@pytest.fixture(scope="module")
+def model(served: Served) -> Model:
+    return served.model
+
+
+@pytest.fixture(scope="module")
+def artifacts(model: Model) -> list[Memory]:
+    return [
+        Memory(sections) for sections in evaluate(model, [torch.tensor(ids) for ids in DOCS], EVERY_NEED, Counters())
+    ]
+
+
+def sources_of(runs: Sequence[KnownRun], artifacts: Sequence[Memory]) -> list[Source]:
+    return [Source(run, artifacts[int(run.artifact_id)]) for run in runs]
+
+
+def grouped(
+    model: Model, ids: Tensor, runs: Sequence[KnownRun], capture: Capture | None = None
+) -> tuple[Tensor, Session]:
+    """Segment-grouped recompute: last logits and the session."""
+    session = segmented_session(model.geometry, runs, len(ids), 0)
+    return prefill(model, [session], [ids], Counters(), capture=capture)[0], session
+
+
+def latents(session: Session, model: Model) -> list[Tensor]:
+    """All that a session's segments hold, layer by layer."""
+    found = []
+    for segment in session.segments:
+        for layer, held in enumerate(segment.layers):
+            ratio = model.geometry.ratio(layer)
+            count = segment.entries(ratio) if ratio else 0
+            found += [held.window[: segment.length], held.entries[:count], held.index_keys[:count]]
+    return found
+
+
+def everything(total: int) -> Rows:
+    return Rows(total, torch.ones(total, dtype=torch.bool), torch.zeros(total, dtype=torch.bool))
+
+
+def reuse(
+    model: Model, ids: Tensor, sources: list[Source], profile: Profile, rows: Rows | None = None, chunk: int = 1024
+) -> tuple[Tensor, Session, Rows]:
+    """One request through the profile, over memory that is NaN until something is written there."""
+    counters = Counters()
+    runs = [source.run for source in sources]
+    with poisoned():
+        session = segmented_session(model.geometry, runs, len(ids), 0)
+        if profile.reuses_rows:
+            restore(session, sources, model.geometry)
+        rows = rows or choose_rows(model, session, runs, ids, profile, counters)
+        logits = prefill_reusing(model, session, sources, rows, ids, profile, counters, chunk)
+    return logits, session, rows
+
+
+# (b)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_row_protected_equals_segment_grouped_recompute(model, artifacts, layout):
+    """Identity (b): logits and every latent of every layer, for every profile and several chunkings."""
+    ids, runs = assemble(LAYOUTS[layout])
+    expected, reference = grouped(model, ids, runs)
+    assert expected.std() > 0.5
+    sources = sources_of(runs, artifacts)
+    for number, profile in enumerate(profiles()):
+        chunk = (1024, 100, 32)[number % 3]
+        logits, session, _ = reuse(model, ids, sources, profile, everything(len(ids)), chunk)
+        assert widest(logits, expected) <= EXACT, (profile.name, chunk)
+        for found, wanted in zip(latents(session, model), latents(reference, model), strict=True):
+            assert not wanted.numel() or widest(found, wanted) <= EXACT, (profile.name, chunk)
+
+
+@pytest.mark.parametrize("layout", ["parts", "twice"])
+def test_segment_grouping_is_what_its_definition_says(model, layout):
+    """The right-hand side of (b), against whole sequences and dense masks."""
+    pieces = LAYOUTS[layout]
+    ids, runs = assemble(pieces)
+    expected = naive_forward(model, ids, [len(piece.ids) for piece in pieces])[-1]
+    assert widest(grouped(model, ids, runs)[0], expected) <= EXACT
+
+
+# (c)
+
+
+@pytest.mark.parametrize("lengths", [(96, 40), (32, 64, 128, 40), (64, 32, 32)], ids=str)
+@pytest.mark.parametrize("name", REUSING)
+def test_whole_blocks_equal_native(model, name, lengths):
+    """Identity (c): segments on block boundaries, the overlap carried over seams, no partial entry at the end."""
+    documents = [document(length, 20 + number) for number, length in enumerate(lengths[:-1])]
+    pieces = [*(known(documents, number) for number in range(len(documents))), new(lengths[-1], 77)]
+    ids, runs = assemble(pieces)
+    native = prefill(model, [dense_session(model.geometry, len(ids), len(ids))], [ids], Counters())[0]
+    assert widest(grouped(model, ids, runs)[0], native) <= EXACT
+    made = [Memory(s) for s in evaluate(model, [torch.tensor(ids) for ids in documents], EVERY_NEED, Counters())]
+    logits, _, _ = reuse(model, ids, sources_of(runs, made), SHIPPED[name], everything(len(ids)))
+    assert widest(logits, native) <= EXACT
+
+
+# (d)
+
+
+@pytest.mark.parametrize(("length", "chunk"), [(32, 1024), (128, 1024), (128, 64), (256, 96)], ids=str)
+def test_a_document_at_zero_is_a_fresh_prefill_bit_for_bit(model, length, chunk):
+    """Identity (d)."""
+    ids = torch.tensor(document(length, 30))
+    (stored,) = evaluate(model, [ids], EVERY_NEED, Counters(), chunk=chunk)
+    session = dense_session(model.geometry, length, length)
+    prefill(model, [session], [ids], Counters(), chunk=chunk)
+    for layer, held in enumerate(session.segments[0].layers):
+        assert torch.equal(stored[layer_section(layer, "window")], held.window)
+        if ratio := model.geometry.ratio(layer):
+            assert torch.equal(stored[layer_section(layer, "entries")], held.entries[: length // ratio])
+        if held.index_keys.shape[0]:
+            assert torch.equal(stored[layer_section(layer, "index_keys")], held.index_keys[: length // ratio])
+    # Whatever follows in the same chunks does not change what is there.
+    if length % chunk == 0:
+        longer = dense_session(model.geometry, length + 40, length + 40)
+        prefill(model, [longer], [torch.cat((ids, torch.tensor(document(40, 31))))], Counters(), chunk=chunk)
+        for mine, its in zip(session.segments[0].layers, longer.segments[0].layers, strict=True):
+            assert torch.equal(mine.window, its.window[:length])
+
+
+# (e)
+
+
+def test_what_is_read_back_is_what_was_written_bit_for_bit(served, tmp_path):
+    """Identity (e), for the needs of all profiles together."""
+    documents = [DOCS[0], DOCS[6], DOCS[10]]
+    certificates = publish(served.checkpoint, tmp_path / "store", documents)
+    needs = certificates[0].needs
+    fresh = evaluate(served.model, [torch.tensor(ids) for ids in documents], needs, Counters())
+    with ArtifactStore(tmp_path / "store") as store:
+        for certificate, sections, ids in zip(certificates, fresh, documents, strict=True):
+            loaded = store.load(certificate.artifact_id, "default")
+            assert sections.keys() == section_specs(served.model.geometry, len(ids), needs).keys()
+            for name, tensor in sections.items():
+                assert loaded.section(name).dtype == tensor.dtype
+                assert torch.equal(loaded.section(name), tensor), name
+
+
+# Head split, skipped rows: exact when what is restored comes from the same context
+
+
+def cut_out(model: Model, ids: Tensor, runs: Sequence[KnownRun]) -> tuple[Tensor, list[Memory]]:
+    """Segment-grouped recompute, and per run an "artifact" of the very values it computed, float32."""
+    geometry = model.geometry
+    middle = middle_layers(geometry, 1)
+    capture = Capture(tuple(range(1, geometry.heads_per_group)), middle, stream_layer=geometry.num_layers - 1)
+    expected, session = grouped(model, ids, runs, capture)
+    streams, z = torch.cat(capture.streams), {layer: torch.cat(capture.z_local[layer]) for layer in middle}
+    by_start = {segment.first: segment for segment in session.segments}
+    made = []
+    for run in runs:
+        segment, rows = by_start[run.start], slice(run.start, run.stop)
+        sections = {boundary_section("streams"): streams[rows].flatten(1)}
+        sections |= {shard_section(layer, "zl", 0, 1): z[layer][rows] for layer in middle}
+        for layer, held in enumerate(segment.layers):
+            sections[layer_section(layer, "window")] = held.window[: run.length]
+            sections[layer_section(layer, "entries")] = held.entries
+            sections[layer_section(layer, "index_keys")] = held.index_keys
+        made.append(Memory(sections))
+    return expected, made
+
+
+@pytest.mark.parametrize("layout", ["in order", "twice", "ends in a document"])
+def test_values_of_the_same_context_change_nothing(model, layout):
+    """Z_L computed in this very request equals the unsplit layers (1e-5); so do restored latents and streams.
+
+    Rows really are skipped, restored and split here: what is exact is only where their values come from.
+    """
+    ids, runs = assemble(LAYOUTS[layout])
+    expected, made = cut_out(model, ids, runs)
+    sources = [
+        Source(KnownRun(run.artifact_id, run.start, 0, run.length, run.length), memory)
+        for run, memory in zip(runs, made, strict=True)
+    ]
+    for profile in profiles():
+        for chunk in (1024, 48):
+            logits, _, rows = reuse(model, ids, sources, profile, chunk=chunk)
+            assert not bool(rows.running.all())
+            assert widest(logits, expected) <= (1e-5 if profile.name == "headsplit" else EXACT), (profile.name, chunk)
+
+
+# Relocation
+
+
+@pytest.mark.parametrize("shift", [0, 1, 3, 4, 127, 128, 129, 1000, 65_536, 1_048_576 - 241])
+def test_relocation_changes_nothing(model, shift):
+    """A session whose segments' frames begin far away, and one that lies far away: the same logits in every row."""
+    ids = torch.tensor(document(240, 40))
+    lengths = (37, 96, 33, 74)
+    expected = every_row(model, ids, session=given_session(model, lengths))
+    frames = given_session(model, lengths, [shift] * len(lengths))
+    assert widest(every_row(model, ids, (100,), frames), expected) <= EXACT * float(expected.abs().max())
+    mixed = given_session(model, lengths, [shift * (number % 2) for number in range(len(lengths))])
+    assert widest(every_row(model, ids, session=mixed), expected) <= EXACT * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("offset", [1, 127, 65_536, 1_048_576 - 300])
+@pytest.mark.parametrize("name", REUSING)
+def test_a_whole_request_further_on_is_the_same(model, artifacts, name, offset):
+    """Documents restored at any offset: what runs depends on distances only."""
+    pieces = [new(9), known(DOCS, 9), new(3), known(DOCS, 6), new(20)]
+    here, there = assemble(pieces), assemble(pieces, offset)
+    expected, _, rows = reuse(model, here[0], sources_of(here[1], artifacts), SHIPPED[name])
+    assert widest(_at_offset(model, there, artifacts, SHIPPED[name], rows, offset), expected) <= EXACT
+
+
+def _at_offset(
+    model: Model, request: tuple[Tensor, list[KnownRun]], artifacts: list[Memory], profile: Profile, rows: Rows, at: int
+) -> Tensor:
+    """The request behind ``at`` positions of nothing: an empty first segment stands for them."""
+    ids, runs = request
+    sources = sources_of(runs, artifacts)
+    blank = torch.zeros(at, dtype=torch.bool)
+    with poisoned():
+        session = segmented_session(model.geometry, runs, at + len(ids), 0)
+        # The first piece is new text: it begins at 0, so it is moved to where the request begins.
+        first = session.segments[0]
+        session.segments[0] = Segment(at, 0, first.stop - at, closed=True)
+        allocate(session.segments[0], model.geometry, first.stop - at, fill=float("nan"))
+        if profile.reuses_rows:
+            restore(session, sources, model.geometry)
+        moved = Rows(at + len(ids), torch.cat((blank, rows.protected)), torch.cat((blank, rows.active)))
+        if profile.middle_idle.value != "skip" or profile.fence_layers:
+            return _from(
+                model, session, sources, moved, torch.cat((torch.zeros(at, dtype=torch.int64), ids)), profile, at
+            )
+        padded = torch.cat((torch.zeros(at, dtype=torch.int64), ids))
+        return prefill_reusing(model, session, sources, moved, padded, profile, Counters())
+
+
+def _from(
+    model: Model, session: Session, sources: list[Source], rows: Rows, ids: Tensor, profile: Profile, at: int
+) -> Tensor:
+    from redknot.runtime.forward import forward
+    from redknot.runtime.reuse import _Stages
+
+    stages = _Stages(model, session, sources, rows, ids, profile)
+    with torch.inference_mode():
+        return forward(model, stages.of(at, len(ids)), Counters())[-1]
+
+
+# Unset memory
+
+
+@cache
+def shapes() -> dict[str, list[Piece]]:
+    """Requests whose edges lie everywhere, in whole documents only."""
+    found = {name: pieces for name, pieces in LAYOUTS.items() if name != "parts"}
+    for question in (1, 31, 32, 62, 63, 64, 65, 100):
+        found[f"question of {question}"] = [START, known(DOCS, 8), known(DOCS, 6), new(question)]
+    for gap in (1, 3, 31, 40):
+        found[f"{gap} between"] = [START, known(DOCS, 7), new(gap), known(DOCS, 4), new(gap, 5), known(DOCS, 9), new(9)]
+    return found
+
+
+@pytest.mark.parametrize("name", [profile.name for profile in profiles()])
+def test_unset_memory_never_leaks(model, name):
+    """Each profile over artifacts that hold exactly what it needs; everything else is NaN."""
+    profile = next(profile for profile in profiles() if profile.name == name)
+    made = [Memory(s) for s in evaluate(model, [torch.tensor(ids) for ids in DOCS], profile.needs(), Counters())]
+    for shape, pieces in shapes().items():
+        ids, runs = assemble(pieces)
+        runs = [run for run in runs if run.length >= BLOCK]
+        logits, session, _ = reuse(model, ids, sources_of(runs, made), profile, chunk=64)
+        assert logits.isfinite().all(), shape
+        # And neither does what is decoded from it.
+        if session.segments[-1].closed:
+            with poisoned():
+                session.segments.append(Segment(len(ids), 0, 0, closed=False))
+                allocate(session.segments[-1], model.geometry, 5, fill=float("nan"))
+            for token in document(5, 3):
+                assert decode(model, [session], torch.tensor([token]), Counters()).isfinite().all(), shape
+
+
+def test_parts_of_documents_never_leak_either(model, artifacts):
+    ids, runs = assemble(LAYOUTS["parts"])
+    for profile in profiles():
+        logits, _, _ = reuse(model, ids, sources_of(runs, artifacts), profile, chunk=64)
+        assert logits.isfinite().all(), profile.name
+
+
+# Decode behind a closed segment
+
+
+def test_tokens_behind_a_document_that_ends_the_prompt(model):
+    """Decode opens a segment of its own, as the definition of segment grouping says."""
+    more = document(9, 50)
+    documents = [document(37, 51), document(66, 52)]
+    ids, runs = assemble([new(3), known(documents, 0), known(documents, 1)])
+    expected = naive_forward(model, torch.cat((ids, torch.tensor(more))), (3, 37, 66, len(more)))
+    first, session = grouped(model, ids, runs)
+    assert widest(first, naive_forward(model, ids, (3, 37, 66, 0))[-1]) <= EXACT
+    session.segments.append(Segment(len(ids), 0, 0, closed=False))
+    allocate(session.segments[-1], model.geometry, len(more))
+    for number, token in enumerate(more):
+        found = decode(model, [session], torch.tensor([token]), Counters())[0]
+        assert widest(found, expected[len(ids) + number]) <= EXACT
+
+
+# What is stored stays what it is
+
+
+def digest_of(store: Path) -> dict[str, str]:
+    files = sorted(path for path in (store / "objects").rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_sections_are_never_written_to(model, artifacts):
+    before = [{name: tensor.clone() for name, tensor in memory.sections.items()} for memory in artifacts]
+    ids, runs = assemble(LAYOUTS["twice"])
+    for profile in profiles():
+        reuse(model, ids, sources_of(runs, artifacts), profile)
+    for memory, then in zip(artifacts, before, strict=True):
+        assert all(torch.equal(memory.sections[name], tensor) for name, tensor in then.items())
+
+
+@pytest.mark.parametrize("name", REUSING)
+def test_requests_leave_the_store_alone_and_repeat(served, name):
+    engine, before = served.engine(name), digest_of(served.store)
+    segments = [*served.documents[:2], document(9, 8), served.documents[0], document(20, 9)]
+    first, second = (engine.generate(segments=segments, max_new_tokens=6) for _ in range(2))
+    assert first.report.arm == "reuse"
+    assert first.token_ids == second.token_ids
+    assert first.report.counters == second.report.counters
+    assert first.report.documents == second.report.documents
+    assert digest_of(served.store) == before
