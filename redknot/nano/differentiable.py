@@ -39,6 +39,7 @@ class Pass:
     token_ids: Tensor  # [B, S]
     topk: int | None  # entries a row keeps, None for all
     trace: bool
+    frozen: bool  # gradients for the indexers alone
     traces: list[IndexerTrace]
 
     def rotation(self, layer: int, positions: Tensor) -> Rotation:
@@ -53,13 +54,14 @@ def forward(
     *,
     topk: int | None = None,
     trace: bool = False,
+    frozen: bool = False,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, list[IndexerTrace]]:
     """Logits of every row, or of the flat indices ``rows`` only.
 
     ``token_ids`` [B, S] with S a multiple of the window; returns ([B * S or len(rows), vocab], traces).
     """
-    state = Pass(geometry, token_ids, topk, trace, [])
+    state = Pass(geometry, token_ids, topk, trace, frozen, [])
     streams = weights.embed[token_ids].unsqueeze(-2).expand(-1, -1, geometry.hc_mult, -1)
     for layer, layer_weights in enumerate(weights.layers):
         streams = _layer(layer_weights, streams, state, layer)
@@ -82,9 +84,13 @@ def _layer(weights: LayerWeights, streams: Tensor, state: Pass, layer: int) -> T
 def _attention(weights: AttentionWeights, x: Tensor, state: Pass, layer: int) -> Tensor:
     geometry, (batch, length) = state.geometry, x.shape[:2]
     heads, d = weights.wq_b.shape[0] // 1, geometry.head_dim
-    latent, comp_kv, comp_gate, index_kv, index_gate, q_a, index_weights = linear(x, weights.w_in).split(
-        weights.in_sizes, dim=-1
-    )
+    w_in = weights.w_in.detach() if state.frozen else weights.w_in
+    projected = linear(x, w_in).split(weights.in_sizes, dim=-1)
+    latent, comp_kv, comp_gate, index_kv, index_gate, q_a, index_weights = projected
+    if state.trace and weights.indexer is not None:
+        # The indexers learn from the trunk and never move it.
+        parts = weights.w_in.split(weights.in_sizes)
+        index_kv, index_gate, index_weights = (linear(x.detach(), parts[i]) for i in (3, 4, 6))
     rotation = state.rotation(layer, torch.arange(length))
     q_a = rms_norm(q_a, weights.q_norm, geometry.norm_eps)
     q = linear(q_a, weights.wq_b.flatten(0, 1)).unflatten(-1, (heads, d))

@@ -230,7 +230,9 @@ def batch_loss(model: Any, geometry: Any, ids: Tensor, weights: Tensor, phase: P
     targets, weight = ids[:, 1:].flatten(), weights[:, 1:].flatten()
     rows = (torch.arange(ids.numel()).view_as(ids)[:, :-1]).flatten()[weight > 0]
     targets, weight = targets[weight > 0], weight[weight > 0]
-    logits, traces = forward(model, geometry, ids, topk=phase.topk, trace=phase.distil or bool(phase.topk), rows=rows)
+    logits, traces = forward(
+        model, geometry, ids, topk=phase.topk, trace=phase.distil or bool(phase.topk), frozen=phase.distil, rows=rows
+    )
     answers = weight == 1
     accuracy = (logits[answers].argmax(-1) == targets[answers]).float().mean().item()
     losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")

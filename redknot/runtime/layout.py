@@ -168,7 +168,7 @@ def _tiles(rows: Tensor, positions: Tensor, of: Tensor, window: int) -> tuple[Te
     edges = [0, *breaks.tolist(), len(rows)]
     tiles, single = [], []
     for lo, hi in pairwise(edges):
-        if hi - lo < max(window // 4, 2):
+        if hi - lo < max(window // 2, 2):
             single.append(rows[lo:hi])
             continue
         for at in range(lo, hi, window):
