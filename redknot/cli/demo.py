@@ -1,4 +1,4 @@
-"""``redknot demo``: the main job on a bundled corpus. Builds artifacts, asks questions in every arm, shows the trade."""
+"""``redknot demo``: the main job on a bundled corpus: build artifacts, ask in every arm, show the trade."""
 
 from __future__ import annotations
 
