@@ -82,8 +82,6 @@ def _check_fits(geometry: Geometry, profile: Profile) -> None:
     fences, split = profile.fence_layers, parse_needs(profile.needs()).split
     if 2 * fences >= geometry.num_layers:
         raise ConfigError(f"profile {profile.name}: {geometry.num_layers} layers leave no middle for {fences}+{fences}")
-    if split is not None and split[0] == 0:
-        raise ConfigError(f"profile {profile.name}: restoring Z_L needs fence_layers >= 1, the last layer has none")
     if split is not None and max(split[1]) >= geometry.heads_per_group:
         heads = geometry.heads_per_group
         raise ConfigError(f"profile {profile.name}: Global head {max(split[1])} in groups of {heads} heads")

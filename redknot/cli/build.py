@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
     def draft() -> CertificateDraft:
         return target.draft(model_identity(checkpoint, geometry, _DTYPE, configured.cache_dir))
 
-    with _bar(args, contents.tokens, "checking what is there") as bar:
-        there = draft() if is_store(args.store) else None
+    there = draft() if is_store(args.store) else None
+    with _bar(args, contents.tokens, "checking what is there", hidden=there is None) as bar:
         plan = plan_build(
             target,
             args.store,
@@ -129,7 +129,7 @@ def _advance(bar: tqdm[Any], content: Content) -> None:
     bar.update(len(content))
 
 
-def _bar(args: argparse.Namespace, tokens: int, text: str) -> tqdm[Any]:
+def _bar(args: argparse.Namespace, tokens: int, text: str, *, hidden: bool = False) -> tqdm[Any]:
     """A progress bar in tokens on stderr: only for people, so not with --json or into a file."""
-    hidden = True if args.json else None  # None: hidden unless stderr is a terminal
-    return tqdm(total=tokens, unit="tok", unit_scale=True, desc=text, disable=hidden, file=sys.stderr, leave=False)
+    disable = True if args.json or hidden else None  # None: unless stderr is a terminal
+    return tqdm(total=tokens, unit="tok", unit_scale=True, desc=text, disable=disable, file=sys.stderr, leave=False)

@@ -23,13 +23,21 @@ from torch import Tensor
 
 from redknot.model.weights import build_model
 from redknot.nano.differentiable import IndexerTrace, forward
-from redknot.nano.parameters import GEOMETRY, Parameters, initial_tensors, save_checkpoint, subset_geometry
+from redknot.nano.parameters import (
+    GEOMETRY,
+    Parameters,
+    initial_tensors,
+    load_tensors,
+    save_checkpoint,
+    subset_geometry,
+)
 from redknot.nano.sequences import Recipe, induction_sequence, keyvalue_sequence, training_sequence
 from redknot.nano.tokenizer import FIRST_WORD_ID
 
 CORE = (0, 1, 3, 5)
 WORDS = GEOMETRY.vocab_size - FIRST_WORD_ID
 ALL = tuple(range(GEOMETRY.num_layers))
+LAST_PHASE = 10
 Maker = Callable[[Generator, int], tuple[Any, Any]]
 
 
@@ -95,7 +103,7 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
         Phase("grow-512", ALL, 512, 6, 90, 0.985, ((0.1, key_values), (0.9, both)), lr_scale=0.5),
         Phase("long-1024", ALL, 1024, 3, 100, 0.985, ((1.0, long),), lr_scale=0.5),
         Phase("distil-1024", ALL, 1024, 3, 90, 2.0, ((1.0, long),), distil=True),
-        Phase("sparse-2048", ALL, 2048, 2, 90, 2.0, ((1.0, long),), topk=GEOMETRY.index_topk, lr_scale=0.3),
+        Phase("sparse-1024", ALL, 1024, 3, 300, 2.0, ((1.0, long),), topk=GEOMETRY.index_topk, lr_scale=0.3),
     ]
 
 
@@ -113,12 +121,15 @@ def is_indexer(name: str) -> bool:
 class Trainer:
     """Parameters, optimizer state and progress, all of it on disk under ``out``."""
 
-    def __init__(self, out: Path, seed: int) -> None:
+    def __init__(self, out: Path, seed: int, start: Path | None = None) -> None:
         self.out = out
         self.progress: dict[str, Any] = {"phase": 0, "step": 0, "total": 0, "tokens": 0, "accuracy": 0.0, "seed": seed}
         if (out / "progress.json").exists():
             self.progress = json.loads((out / "progress.json").read_text(encoding="utf-8"))
             state = load_file(out / "state.safetensors")
+        elif start is not None:
+            state = {f"p/{k}": v for k, v in load_tensors(start).items()}
+            self.progress |= {"phase": LAST_PHASE, "ran": list(ALL)}
         else:
             state = {f"p/{k}": v for k, v in initial_tensors(torch.Generator().manual_seed(seed)).items()}
         self.tensors = {key[2:]: value for key, value in state.items() if key.startswith("p/")}
@@ -257,11 +268,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the resumable state and the model files")
     parser.add_argument("--tokenizer", type=Path, default=Path("models/nano/tokenizer.json"))
+    parser.add_argument("--start", type=Path, help="model folder to train on from, at the last phase")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save-every", type=float, default=120.0, help="seconds between saves")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(arguments.out, arguments.seed)
+    trainer = Trainer(arguments.out, arguments.seed, arguments.start)
     phases = curriculum(Tokenizer.from_file(str(arguments.tokenizer)))
     while trainer.progress["phase"] < len(phases):
         trainer.run(phases[trainer.progress["phase"]], arguments.save_every)

@@ -50,7 +50,6 @@ FENCED = SHIPPED["rowsparse"].model_copy(update={"name": "fenced", "fence_layers
         ([SHIPPED["rowsparse"], FENCED], "streams:1 and streams:2"),
         ([Profile(name="deep", fence_layers=6)], "deep: 12 layers leave no middle for 6.6"),
         ([Profile(name="wide", middle_active=Treatment.GLOBAL_Z, global_heads=(0, 8))], "wide: Global head 8 .* of 8"),
-        ([Profile(name="open", middle_active=Treatment.GLOBAL_Z, fence_layers=0)], "open: .* fence_layers >= 1"),
     ],
 )
 def test_profiles_that_one_artifact_cannot_serve(profiles, message):
