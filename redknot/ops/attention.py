@@ -60,11 +60,22 @@ def merge(parts: list[Partial]) -> Partial:
     return Partial(output, top.add_(total.log_()))
 
 
+def merge_(into: Partial, part: Partial) -> None:
+    """Merge ``part`` into ``into`` (same rows), in place: two passes over the outputs instead of a new tensor."""
+    top = torch.maximum(into.lse, part.lse).clamp_(min=_FLOOR)
+    mine, other = (into.lse - top).exp_(), (part.lse - top).exp_()
+    total = mine + other
+    safe = total.clamp_min(torch.finfo(torch.float32).tiny)
+    into.output.mul_(mine.div_(safe).unsqueeze(-1)).addcmul_(part.output, other.div_(safe).unsqueeze(-1))
+    into.lse.copy_(top.add_(total.log_()))
+
+
 def merge_rows_(into: Partial, rows: Tensor, part: Partial) -> None:
     """Merge ``part`` into the given ``rows`` [t] of ``into``, in place."""
-    merged = merge([Partial(into.output[rows], into.lse[rows]), part])
-    into.output.index_copy_(0, rows, merged.output)
-    into.lse.index_copy_(0, rows, merged.lse)
+    picked = Partial(into.output[rows], into.lse[rows])
+    merge_(picked, part)
+    into.output.index_copy_(0, rows, picked.output)
+    into.lse.index_copy_(0, rows, picked.lse)
 
 
 def apply_sink_(part: Partial, sinks: Tensor) -> Tensor:

@@ -59,13 +59,24 @@ def enter(weights: HyperConnectionWeights, streams: Tensor, geometry: Geometry) 
 
 def weigh(weights: Tensor, streams: Tensor) -> Tensor:
     """Weighted sum of the streams: [T, hc] x [T, hc, hidden] -> [T, hidden]."""
-    return (weights.unsqueeze(-1) * streams).sum(-2).to(streams.dtype)
+    weights = weights.to(streams.dtype)
+    total = streams[..., 0, :] * weights[..., :1]
+    for stream in range(1, streams.shape[-2]):
+        total = total.addcmul_(streams[..., stream, :], weights[..., stream, None])
+    return total
 
 
 def leave(mixing: Mixing, output: Tensor, streams: Tensor) -> Tensor:
     """Add a block's ``output`` [T, hidden] to the mixed streams [T, hc, hidden]."""
-    mixed = torch.matmul(mixing.comb.to(streams.dtype).transpose(-1, -2), streams)
-    return mixed.addcmul_(mixing.post.to(streams.dtype).unsqueeze(-1), output.unsqueeze(-2))
+    # One pass per pair of streams: a batched product of such small matrices runs row by row on a CPU.
+    post, comb = mixing.post.to(streams.dtype), mixing.comb.to(streams.dtype)
+    mixed = []
+    for into in range(streams.shape[-2]):
+        total = output * post[..., into, None]
+        for stream in range(streams.shape[-2]):
+            total = total.addcmul_(streams[..., stream, :], comb[..., stream, into, None])
+        mixed.append(total)
+    return torch.stack(mixed, dim=-2)
 
 
 def collapse(weights: HyperConnectionWeights, streams: Tensor, geometry: Geometry) -> Tensor:

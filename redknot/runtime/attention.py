@@ -16,7 +16,7 @@ from redknot.latents.segment import Segment
 from redknot.latents.session import CompressorTail
 from redknot.model.geometry import Geometry, LayerKind
 from redknot.model.weights import AttentionWeights, CompressorWeights
-from redknot.ops.attention import Partial, apply_sink_, attend, merge, merge_rows_
+from redknot.ops.attention import Partial, apply_sink_, attend, merge_, merge_rows_
 from redknot.ops.compressor import pool
 from redknot.ops.indexer import cut_margins, index_scores, keep_best, kept_indices
 from redknot.ops.norm import rms_norm
@@ -213,10 +213,7 @@ def _block(scope: Scope, p: Projections, q_a: Tensor, block: Block, heads: HeadS
             partial = _entries(scope, q[entries.row :], entries, kept[number] if kept is not None else None)
             rotate_from(partial.output, None, rotation[entries.row :].inverse())
             scope.counters.add_pairs(block.size - entries.row, heads.heads, d)  # a merge costs as much as one more key
-            if entries.row == 0:
-                whole = merge([whole, partial])
-            else:
-                merge_rows_(whole, torch.arange(entries.row, block.size), partial)
+            merge_(Partial(whole.output[entries.row :], whole.lse[entries.row :]), partial)
     return apply_sink_(whole, heads.sinks)
 
 

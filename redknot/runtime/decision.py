@@ -39,14 +39,13 @@ def check_profile(profile: Profile, geometry: Geometry) -> None:
         raise Refused(RequestReason.REUSE_OFF, f"profile {profile.name} reuses nothing")
     problem = ""
     layers, fences = geometry.num_layers, profile.fence_layers
-    split = Treatment.GLOBAL_Z in (profile.middle_active, profile.middle_idle)
     picks = profile.selector is not Selector.NONE and (profile.budget > 0 or profile.protected.indexed_share > 0)
     if 2 * fences >= layers:
         problem = f"{layers} layers leave no middle for {fences}+{fences} fence layers"
     elif max(profile.global_heads) >= geometry.heads_per_group:
         problem = f"Global head {max(profile.global_heads)} in groups of {geometry.heads_per_group}"
-    elif split and not fences:
-        problem = "Z_L is restored in middle layers, and the last layer has none: it needs fence_layers >= 1"
+    elif fences and profile.fence_idle is Treatment.SKIP and not profile.reuses_rows:
+        problem = "idle rows that skip the fences cannot enter the middle"
     elif picks and not profile.reuses_rows:
         problem = "its selector reads latents, which a profile that skips no rows does not restore"
     if problem:

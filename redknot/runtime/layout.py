@@ -19,6 +19,7 @@ from redknot.latents.session import Session
 from redknot.model.geometry import Geometry
 
 BLOCK_ROWS = 128
+SMALL_TILE = 8
 NEG_INF = float("-inf")
 
 
@@ -146,8 +147,9 @@ def window_parts(session: Session, positions: Tensor, window: int) -> list[Windo
     while len(rows):
         of = owner[rows] - level
         if level == 0:
-            tiled, single = _tiles(rows, positions, of, window)
-            parts += [_window_part(session, positions, of, group, window) for group in (tiled, single) if len(group)]
+            parts += [
+                _window_part(session, positions, of, tiles, window) for tiles in _tiles(rows, positions, of, window)
+            ]
         else:
             groups = [rows[of == s] for s in of.unique().tolist()]
             width = max(len(group) for group in groups)
@@ -162,23 +164,21 @@ def window_parts(session: Session, positions: Tensor, window: int) -> list[Windo
     return parts
 
 
-def _tiles(rows: Tensor, positions: Tensor, of: Tensor, window: int) -> tuple[Tensor, Tensor]:
-    """Group rows whose windows overlap: (tiles [n, window] padded by repetition, single rows [n', 1])."""
+def _tiles(rows: Tensor, positions: Tensor, of: Tensor, window: int) -> list[Tensor]:
+    """Group rows whose windows overlap: tiles [n, m] of each width m in use, padded by repetition.
+
+    A run is cut into tiles of one window, what is left of it into small tiles, so that padding stays below a half:
+    a tile gathers its keys once for all its rows.
+    """
     breaks = ((positions[1:] - positions[:-1] != 1) | (of[1:] != of[:-1])).nonzero().flatten() + 1
-    edges = [0, *breaks.tolist(), len(rows)]
-    tiles, single = [], []
-    for lo, hi in pairwise(edges):
-        if hi - lo < max(window // 2, 2):
-            single.append(rows[lo:hi])
-            continue
-        for at in range(lo, hi, window):
-            tile = rows[at : min(at + window, hi)]
-            tiles.append(torch.cat((tile, tile[-1:].expand(window - len(tile)))))
-    empty = torch.empty(0, window, dtype=torch.int64)
-    return (
-        torch.stack(tiles) if tiles else empty,
-        torch.cat(single).unsqueeze(-1) if single else empty[:, :1],
-    )
+    tiles: dict[int, list[Tensor]] = {window: [], min(SMALL_TILE, window): [], 1: []}
+    for lo, hi in pairwise([0, *breaks.tolist(), len(rows)]):
+        while lo < hi:
+            width = next((width for width in tiles if 2 * (hi - lo) >= width), 1)
+            tile = rows[lo : min(lo + width, hi)]
+            tiles[width].append(torch.cat((tile, tile[-1:].expand(width - len(tile)))))
+            lo += len(tile)
+    return [torch.stack(group) for group in tiles.values() if group]
 
 
 def _window_part(session: Session, positions: Tensor, of: Tensor, groups: Tensor, window: int) -> WindowPart:

@@ -372,10 +372,21 @@ def test_a_store_that_breaks_while_serving(served, own, dense, caplog):
     [
         (Profile(name="deep", fence_layers=3), "leave no middle for 3+3"),
         (Profile(name="wide", middle_active=Treatment.GLOBAL_Z, global_heads=(8,)), "Global head 8 in groups of 8"),
-        (Profile(name="open", fence_layers=0, middle_active=Treatment.GLOBAL_Z), "needs fence_layers >= 1"),
         (
             Profile(name="blind", middle_active=Treatment.GLOBAL_Z, middle_idle=Treatment.GLOBAL_Z),
             "its selector reads latents",
+        ),
+        (
+            Profile(
+                name="late",
+                fence_idle=Treatment.SKIP,
+                middle_active=Treatment.GLOBAL_Z,
+                middle_idle=Treatment.GLOBAL_Z,
+                selector=Selector.NONE,
+                budget=0.0,
+                protected=Protected(indexed_share=0.0),
+            ),
+            "cannot enter the middle",
         ),
     ],
     ids=lambda value: value.name if isinstance(value, Profile) else "",

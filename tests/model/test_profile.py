@@ -1,0 +1,186 @@
+"""Profiles are data: validated in one line, hashed by content, their needs derived."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from redknot.build.target import make_target
+from redknot.errors import ConfigError
+from redknot.model.profile import SHIPPED, FanOutPolicy, Profile, Protected, Selector, Treatment, load_profile
+from redknot.nano.parameters import GEOMETRY
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted((ROOT / "configs/profiles").glob("*.json"))
+
+
+def write(folder: Path, content: object) -> str:
+    path = folder / "profile.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_profiles_of_the_repository_load_and_can_be_built(path):
+    profile = load_profile(str(path))
+    assert profile.name == path.stem
+    assert profile.name not in SHIPPED
+    assert make_target(GEOMETRY, [profile], 1, "n").needs
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_profiles_by_exact_name(name, tmp_path):
+    assert load_profile(name) is SHIPPED[name]
+    assert SHIPPED[name].name == name
+    # Written out and read back it is the same profile.
+    same = load_profile(write(tmp_path, SHIPPED[name].model_dump_json()))
+    assert same == SHIPPED[name]
+    assert same.digest() == SHIPPED[name].digest()
+
+
+def test_the_five_profiles_of_the_contract():
+    """DESIGN section 5, with nano's fences."""
+
+    def table(name: str) -> tuple[object, ...]:
+        p = SHIPPED[name]
+        widths = (p.protected.first_windows, p.protected.last_windows, p.protected.recent_tail)
+        return p.fence_idle, p.middle_active, p.middle_idle, *widths, p.fence_layers
+
+    full, split, skip = Treatment.FULL, Treatment.GLOBAL_Z, Treatment.SKIP
+    assert list(SHIPPED) == ["recompute", "headsplit", "combined", "rowsparse", "turbo"]
+    assert table("headsplit") == (full, split, split, 1, 1, 0, 1)
+    assert table("combined") == (full, split, skip, 1, 1, 0, 1)
+    assert table("rowsparse") == (full, full, skip, 1, 1, 0, 1)
+    assert table("turbo") == (skip, full, skip, 1, 0, 0, 0)
+    assert [name for name, profile in SHIPPED.items() if not profile.reuses] == ["recompute"]
+    assert [name for name, profile in SHIPPED.items() if profile.reuses_rows] == ["combined", "rowsparse", "turbo"]
+    assert all(profile.fan_out is None for profile in SHIPPED.values())
+    assert all(profile.budget in (0.0, 0.10) for profile in SHIPPED.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("recompute", ()),
+        ("headsplit", ("zl:1:0",)),
+        ("combined", ("latents", "streams:1", "window_all", "zl:1:0")),
+        ("rowsparse", ("latents", "streams:1", "window_all")),
+        ("turbo", ("latents", "window_tail")),
+    ],
+)
+def test_needs_of_the_shipped_profiles(name, needs):
+    assert SHIPPED[name].needs() == needs
+
+
+TAILS = {"budget": 0.0, "selector": Selector.NONE}
+
+
+@pytest.mark.parametrize(
+    ("changes", "needs"),
+    [
+        ({}, ("latents", "streams:1", "window_all")),
+        ({"fence_layers": 3}, ("latents", "streams:3", "window_all")),
+        ({"fence_layers": 0}, ("latents", "window_all")),
+        ({"fence_idle": Treatment.SKIP}, ("latents", "window_all")),
+        (
+            {"middle_active": Treatment.GLOBAL_Z, "global_heads": (5, 2)},
+            ("latents", "streams:1", "window_all", "zl:1:2,5"),
+        ),
+        ({"protected": Protected(last_windows=0, indexed_share=0.0), **TAILS}, ("latents", "streams:1", "window_tail")),
+        ({"protected": Protected(last_windows=1, indexed_share=0.0), **TAILS}, ("latents", "streams:1", "window_all")),
+        (
+            {"protected": Protected(last_windows=0, indexed_share=0.0, recent_tail=1), **TAILS},
+            ("latents", "streams:1", "window_all"),
+        ),
+        ({"protected": Protected(last_windows=0), "budget": 0.0}, ("latents", "streams:1", "window_all")),
+        ({"protected": Protected(last_windows=0, indexed_share=0.0)}, ("latents", "streams:1", "window_all")),
+        ({"fan_out": FanOutPolicy(k_min=3, tau=0.8)}, ("latents", "streams:1", "window_all")),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_needs_are_derived(changes, needs):
+    assert Profile(name="p", **changes).needs() == needs
+
+
+def test_the_order_of_the_head_table_means_nothing_to_an_artifact():
+    one, other = (Profile(name="p", middle_active=Treatment.GLOBAL_Z, global_heads=heads) for heads in ((1, 4), (4, 1)))
+    assert one.needs() == other.needs()
+
+
+def test_digests_change_with_the_content():
+    base = Profile(name="p")
+    assert base.digest() == Profile(name="p").digest()
+    assert len(base.digest()) == 64
+    changes = [
+        {"name": "q"},
+        {"fence_layers": 2},
+        {"fence_idle": Treatment.SKIP},
+        {"middle_active": Treatment.GLOBAL_Z},
+        {"middle_idle": Treatment.FULL},
+        {"budget": 0.11},
+        {"global_heads": (1,)},
+        {"fan_out": FanOutPolicy()},
+        {"fan_out": FanOutPolicy(k_min=4)},
+        {"fan_out": FanOutPolicy(tau=0.9)},
+        {"protected": Protected(first_windows=2)},
+        {"protected": Protected(last_windows=0)},
+        {"protected": Protected(recent_tail=7)},
+        {"protected": Protected(indexed_share=0.0)},
+    ]
+    digests = {base.digest(), *(base.model_copy(update=change).digest() for change in changes)}
+    assert len(digests) == 1 + len(changes)
+
+
+def test_profiles_are_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        SHIPPED["turbo"].budget = 0.5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("no json", "Invalid JSON"),
+        ("[]", "valid dictionary|object"),
+        ({}, "name: Field required"),
+        ({"name": "p", "bugdet": 0.1}, "bugdet: Extra inputs"),
+        ({"name": "p", "protected": {"first": 1}}, "protected.first: Extra inputs"),
+        ({"name": "P p"}, "name: String should match pattern"),
+        ({"name": "p", "budget": 1.5}, "budget: Input should be less than or equal to 1"),
+        ({"name": "p", "budget": -0.1}, "budget: Input should be greater than or equal to 0"),
+        ({"name": "p", "fence_layers": -1}, "fence_layers"),
+        ({"name": "p", "middle_idle": "slow"}, "middle_idle: Input should be 'full', 'global.z' or 'skip'"),
+        ({"name": "p", "protected": {"first_windows": -1}}, "protected.first_windows"),
+        ({"name": "p", "protected": {"indexed_share": 2}}, "protected.indexed_share"),
+        ({"name": "p", "fan_out": {"k_min": 0}}, "fan_out.k_min"),
+        ({"name": "p", "fan_out": {"tau": 0}}, "fan_out.tau"),
+        ({"name": "p", "global_heads": []}, "global_heads must name distinct positions"),
+        ({"name": "p", "global_heads": [1, 1]}, "global_heads must name distinct positions"),
+        ({"name": "p", "global_heads": [-1]}, "global_heads"),
+        ({"name": "p", "fence_idle": "global+z"}, "fence_idle must be full or skip"),
+        ({"name": "p", "middle_active": "skip"}, "active rows that skip need budget 0"),
+        ({"name": "p", "selector": "none"}, "needs a selector"),
+        ({"name": "p", "selector": "none", "budget": 0}, "needs a selector"),
+        ({"name": "p", "middle_active": "global+z", "fence_layers": 0}, "at least one fence layer"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_the_file_and_the_field(tmp_path, content, message):
+    path = write(tmp_path, content)
+    with pytest.raises(ConfigError, match=message) as error:
+        load_profile(path)
+    assert str(error.value).startswith(f"profile {path}: ")
+    assert "\n" not in str(error.value)
+
+
+def test_a_profile_that_does_not_exist_lists_those_that_do(tmp_path):
+    for name in ("Turbo", "turb", str(tmp_path / "none.json"), str(tmp_path), ""):
+        with pytest.raises(ConfigError, match="neither a file nor one of recompute, headsplit, combined") as error:
+            load_profile(name)
+        assert "\n" not in str(error.value)
+
+
+def test_a_profile_that_is_not_text(tmp_path):
+    (tmp_path / "p.json").write_bytes(b"\xff\xfe{}")
+    with pytest.raises(ConfigError, match="not readable"):
+        load_profile(str(tmp_path / "p.json"))
