@@ -232,9 +232,13 @@ def _window(scope: Scope, q: Tensor, turned: Tensor, block: Block, part: WindowP
     if len(rows) == block.size and whole is None:
         return partial
     if whole is None:
-        whole = Partial(torch.zeros_like(q), q.new_full(q.shape[:2], float("-inf")))
-    scope.counters.add_pairs(len(rows), q.shape[1], q.shape[2])
-    merge_rows_(whole, rows, partial)
+        whole = Partial(torch.empty_like(q), q.new_empty(q.shape[:2]))
+    if part.own:  # these parts share the block's rows out among them: nothing to merge with yet
+        whole.output.index_copy_(0, rows, partial.output)
+        whole.lse.index_copy_(0, rows, partial.lse)
+    else:
+        scope.counters.add_pairs(len(rows), q.shape[1], q.shape[2])
+        merge_rows_(whole, rows, partial)
     return whole
 
 

@@ -43,6 +43,7 @@ class WindowPart:
     mask: Tensor  # [n, m, k] additive
     offsets: Tensor  # [n * m] offset of the segment whose frame the queries must be in
     groups: tuple[int, int]  # (n, m)
+    own: bool  # the rows' own segment: such parts cover each row of a block exactly once
     pairs: int  # (row, key) pairs that are visible, padding not counted
 
 
@@ -148,7 +149,8 @@ def window_parts(session: Session, positions: Tensor, window: int) -> list[Windo
         of = owner[rows] - level
         if level == 0:
             parts += [
-                _window_part(session, positions, of, tiles, window) for tiles in _tiles(rows, positions, of, window)
+                _window_part(session, positions, of, tiles, window, own=True)
+                for tiles in _tiles(rows, positions, of, window)
             ]
         else:
             groups = [rows[of == s] for s in of.unique().tolist()]
@@ -156,7 +158,7 @@ def window_parts(session: Session, positions: Tensor, window: int) -> list[Windo
             padded = torch.stack([torch.cat((g, g[-1:].expand(width - len(g)))) for g in groups])
             lookup = torch.zeros(len(positions), dtype=torch.int64)
             lookup[rows] = of
-            parts.append(_window_part(session, positions, lookup, padded, window))
+            parts.append(_window_part(session, positions, lookup, padded, window, own=False))
         # A row needs the segment before this one when its window reaches it; a probe's segments have gaps between.
         start = positions[rows] - window + 1
         rows = rows[(of > 0) & (start < stops[of - 1])]
@@ -181,7 +183,9 @@ def _tiles(rows: Tensor, positions: Tensor, of: Tensor, window: int) -> list[Ten
     return [torch.stack(group) for group in tiles.values() if group]
 
 
-def _window_part(session: Session, positions: Tensor, of: Tensor, groups: Tensor, window: int) -> WindowPart:
+def _window_part(
+    session: Session, positions: Tensor, of: Tensor, groups: Tensor, window: int, *, own: bool
+) -> WindowPart:
     """One batch of row groups [n, m]; every group reads one segment."""
     n, m = groups.shape
     owner = of[groups[:, 0]]
@@ -209,6 +213,7 @@ def _window_part(session: Session, positions: Tensor, of: Tensor, groups: Tensor
         mask=torch.zeros(n, m, width).masked_fill_(~seen, NEG_INF),
         offsets=offsets,
         groups=(n, m),
+        own=own,
         pairs=int(seen.flatten(0, 1)[keep].sum()),
     )
 
