@@ -178,7 +178,7 @@ def _draw(rows: Sequence[Row], path: Path) -> Path | None:
     axes.set_xlabel("question (hatched: wrong answer)")
     axes.set_ylabel("time to first token, ms")
     axes.set_xticks(sorted({row.number + 1 for row in rows}))
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=len(arms))
     tokens = rows[0].report.prompt_tokens
     axes.set_title(f"The same questions over {tokens} tokens of documents, recomputed and reused")
     figure.savefig(path, dpi=120)

@@ -18,7 +18,7 @@ from redknot.latents.segment import Segment
 from redknot.latents.session import Session
 from redknot.model.geometry import Geometry
 
-BLOCK_ROWS = 128
+BLOCK_ROWS = 512
 SMALL_TILE = 8
 NEG_INF = float("-inf")
 
