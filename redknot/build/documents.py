@@ -80,6 +80,17 @@ def read_corpus(corpus: Path, report: CorpusReport) -> Iterator[Document]:
                 yield document
 
 
+def read_text(path: Path) -> str:
+    """One text document as the builder reads it (a byte-order mark dropped, nothing else); InputError if it cannot."""
+    try:
+        data = path.read_bytes()
+        return data.removeprefix(BOM_UTF8).decode("utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such document") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not readable as UTF-8 text ({error})") from None
+
+
 def _files(corpus: Path, report: CorpusReport) -> Iterator[tuple[Path, str]]:
     """The files to read with the names of their documents."""
     if corpus.is_file():

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from redknot.errors import InputError
+from redknot.build.documents import read_text
 from redknot.runtime.engine import Engine, Result
 
 ARMS = {"reuse": "auto", "recompute": "off"}
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer and print; 0 unless the input is bad."""
-    segments = [*(_read(Path(name)) for name in args.doc), args.question]
+    segments = [*(read_text(Path(name)) for name in args.doc), args.question]
     engine = Engine(args.model, args.store, args.profile, namespace=args.namespace)
     modes = dict(ARMS, reuse="required") if args.require_reuse else ARMS
     arms = list(ARMS) if args.arm == "both" else [args.arm]
@@ -49,15 +49,6 @@ def run(args: argparse.Namespace) -> int:
     if ratio is not None:
         print(f"TTFT ratio (request, recompute / reuse): {ratio:.2f}")
     return 0
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such document") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not readable as UTF-8 text ({error})") from None
 
 
 def _ratio(results: dict[str, Result]) -> float | None:

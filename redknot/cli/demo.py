@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from redknot.build.documents import read_text
 from redknot.cli import build
 from redknot.errors import ConfigError
 from redknot.nano.corpus import questions
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     corpus = sorted(Path(args.corpus).glob("*.txt"))
     if len(corpus) < args.documents:
         raise ConfigError(f"{args.corpus}: {len(corpus)} .txt documents, {args.documents} are needed for a prompt")
-    texts = [path.read_text(encoding="utf-8") for path in corpus]
+    texts = [read_text(path) for path in corpus]
     _build(args)
     engines = {arm: Engine(args.model, args.store, arm) for arm in ARMS}
     rows = _ask(engines, texts, args)

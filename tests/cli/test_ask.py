@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from redknot.build.documents import CorpusReport, read_corpus, read_text
 from redknot.cli.main import main
 from redknot.model.tokenizer import load_tokenizer
 from tests.kit.requests import publish, use_cache, write_checkpoint
@@ -177,3 +178,10 @@ def test_documents_may_be_empty_or_none(folder, capsys):
     assert [d["reason"] for d in json.loads(capsys.readouterr().out)["reuse"]["documents"]] == [None]
     assert ask(folder, "--profile", "turbo", "--json", documents=()) == 0
     assert json.loads(capsys.readouterr().out)["reuse"]["reason"] == "nothing_to_reuse"
+
+
+def test_a_document_is_read_as_the_builder_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "windows.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
+    assert read_text(path) == "one\r\ntwo\r\n"
+    assert [document.text for document in read_corpus(path, CorpusReport())] == [read_text(path)]
