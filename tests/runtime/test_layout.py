@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -185,10 +187,12 @@ def test_runs_cover_the_rows_of_a_batch(small: Oracle, cases: list[tuple[Session
 
 
 def test_blocks_are_rows_of_one_session(small: Oracle) -> None:
-    sessions_ = (session_of([300], [0]), session_of([5, 64], [0]))
-    rows = RowSet(small.geometry, sessions_, (torch.arange(300), torch.arange(3, 69)))
+    length = 2 * BLOCK_ROWS + 44
+    sessions_ = (session_of([length], [0]), session_of([5, 64], [0]))
+    rows = RowSet(small.geometry, sessions_, (torch.arange(length), torch.arange(3, 69)))
     spans = [(block.rows.start, block.rows.stop) for block in rows.blocks]
-    assert spans == [(0, 128), (128, 256), (256, 300), (300, 366)]
+    edges = (0, BLOCK_ROWS, 2 * BLOCK_ROWS, length, length + 66)
+    assert spans == list(pairwise(edges))
     assert all(block.size <= BLOCK_ROWS for block in rows.blocks)
     assert set(rows.blocks[0].entries) == {4, 32}
     assert rows.blocks[3].positions.tolist() == list(range(3, 69))
