@@ -44,24 +44,12 @@ def attend(q: Tensor, keys: Tensor, mask: Tensor | None) -> Partial:
     return Partial(output.view(n * m, heads, d), lse.view(n * m, heads))
 
 
-def merge(parts: list[Partial]) -> Partial:
-    """Merge parts of the same rows; order independent, any of them may be empty."""
-    if len(parts) == 1:
-        return parts[0]
-    weights = torch.stack([part.lse for part in parts])
-    top = weights.amax(0).clamp_(min=_FLOOR)
-    weights.sub_(top).exp_()
-    total = weights.sum(0)
-    # Shares that sum to one: weights taken from a rounded log-sum-exp would be off by its last place, in some order.
-    weights.div_(total.clamp_min(torch.finfo(torch.float32).tiny))
-    output = parts[0].output * weights[0].unsqueeze(-1)
-    for part, weight in zip(parts[1:], weights[1:], strict=True):
-        output.addcmul_(part.output, weight.unsqueeze(-1))
-    return Partial(output, top.add_(total.log_()))
-
-
 def merge_(into: Partial, part: Partial) -> None:
-    """Merge ``part`` into ``into`` (same rows), in place: two passes over the outputs instead of a new tensor."""
+    """Merge ``part`` into ``into`` (same rows), in place; order independent, either may be empty.
+
+    The shares of both sums are normalised by their own total: weights taken from a rounded log-sum-exp would be off
+    by its last place, in some order.
+    """
     top = torch.maximum(into.lse, part.lse).clamp_(min=_FLOOR)
     mine, other = (into.lse - top).exp_(), (part.lse - top).exp_()
     total = mine + other
