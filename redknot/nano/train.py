@@ -92,6 +92,8 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
     one = sentences(tokenizer, n_documents=[1, 2], facts_per_document=[1, 2, 3], n_questions=3)
     both = sentences(tokenizer, n_documents=[2, 3, 4], facts_per_document=[2, 3], n_questions=6, latest_share=0.3)
     long = sentences(tokenizer, n_documents=[4, 6, 8], facts_per_document=[2, 3], n_questions=12, latest_share=0.3)
+    pairs = sentences(tokenizer, n_documents=[2, 3, 4], facts_per_document=[2], n_questions=7, latest_share=1.0)
+    every = sentences(tokenizer, n_documents=[4, 6, 8], facts_per_document=[1, 2, 3], n_questions=12, latest_share=0.7)
     return [
         Phase("alphabet-256", CORE, 128, 24, 1500, 0.80, ((1.0, induction(256)),)),
         Phase("alphabet-768", CORE, 128, 24, 600, 0.85, ((1.0, induction(768)),)),
@@ -103,7 +105,8 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
         Phase("grow-512", ALL, 512, 6, 90, 0.985, ((0.1, key_values), (0.9, both)), lr_scale=0.5),
         Phase("long-1024", ALL, 1024, 3, 100, 0.985, ((1.0, long),), lr_scale=0.5),
         Phase("distil-1024", ALL, 1024, 3, 90, 2.0, ((1.0, long),), distil=True),
-        Phase("sparse-1024", ALL, 1024, 3, 300, 2.0, ((1.0, long),), topk=GEOMETRY.index_topk, lr_scale=0.3),
+        Phase("latest-512", ALL, 512, 6, 500, 0.985, ((1.0, pairs),), topk=GEOMETRY.index_topk, lr_scale=0.5),
+        Phase("latest-1024", ALL, 1024, 3, 500, 0.99, ((1.0, every),), topk=GEOMETRY.index_topk, lr_scale=0.3),
     ]
 
 

@@ -58,14 +58,6 @@ def merge_(into: Partial, part: Partial) -> None:
     into.lse.copy_(top.add_(total.log_()))
 
 
-def merge_rows_(into: Partial, rows: Tensor, part: Partial) -> None:
-    """Merge ``part`` into the given ``rows`` [t] of ``into``, in place."""
-    picked = Partial(into.output[rows], into.lse[rows])
-    merge_(picked, part)
-    into.output.index_copy_(0, rows, picked.output)
-    into.lse.index_copy_(0, rows, picked.lse)
-
-
 def apply_sink_(part: Partial, sinks: Tensor) -> Tensor:
     """Let each head's sink ``sinks`` [H] take its share, once; returns the final output [T, H, d] (in place).
 

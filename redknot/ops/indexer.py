@@ -9,37 +9,44 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+DOTS_IN_CACHE = 1 << 19  # dot products of rows, heads and entries made at a time: 2 MB
+
 
 def index_scores(q: Tensor, keys: Tensor, head_weights: Tensor) -> Tensor:
     """Sum over heads of weight * ReLU(q . k).
 
-    ``q`` [T, Hi, di] rotated to the keys' frame, ``keys`` [N, di], ``head_weights`` [T, Hi] with both scales
-    (di^-1/2 and Hi^-1/2) in them; returns [T, N].
+    ``q`` [T, Hi, di] and ``keys`` [N, di] rotated to one frame, ``head_weights`` [T, Hi] with both scales (di^-1/2
+    and Hi^-1/2) in them; returns [T, N].
     """
-    dots = torch.matmul(q.reshape(-1, q.shape[-1]), keys.t()).relu_()
-    return torch.bmm(head_weights.unsqueeze(1), dots.view(q.shape[0], q.shape[1], -1)).squeeze(1)
+    rows, heads, _ = q.shape
+    scores = q.new_empty(rows, keys.shape[0])
+    step = max(DOTS_IN_CACHE // max(heads * keys.shape[0], 1), 1)
+    for lo in range(0, rows, step):
+        part = slice(lo, lo + step)
+        dots = torch.matmul(q[part].flatten(0, 1), keys.t()).relu_().unflatten(0, (-1, heads))
+        torch.bmm(head_weights[part].unsqueeze(1), dots, out=scores[part].unsqueeze(1))
+    return scores
 
 
-def keep_best(scores: Tensor, topk: int) -> Tensor:
-    """The ``topk`` best entries of each row as a mask: [T, N] (hidden entries -inf) -> [T, N] bool.
+def keep_best(scores: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+    """The ``topk`` best of more than ``topk`` entries: [T, N] (hidden entries -inf) -> (indices, mask), [T, topk] each.
 
-    Rows with fewer visible entries keep all of them.
+    The additive mask is -inf where a row sees fewer than ``topk`` entries; the order of the indices means nothing.
     """
-    best = scores.topk(min(topk + 1, scores.shape[-1]), dim=-1).values
-    cut = best[:, min(topk, best.shape[-1]) - 1 :][:, :1]
-    kept = scores >= cut
-    if best.shape[-1] > topk:
-        tied = (best[:, topk] == best[:, topk - 1]) & best[:, topk].isfinite()
-        if bool(tied.any()):
-            kept[tied] = _keep_lowest(scores[tied], cut[tied], topk)
-    return kept & (scores > float("-inf"))
+    best = scores.topk(topk + 1, dim=-1)
+    values, indices = best.values[:, :topk], best.indices[:, :topk]
+    tied = (values[:, -1] == best.values[:, topk]) & values[:, -1].isfinite()
+    if bool(tied.any()):
+        indices[tied] = _lowest(scores[tied], values[tied][:, -1:], topk)
+    return indices, torch.zeros_like(values).masked_fill_(values == float("-inf"), float("-inf"))
 
 
-def _keep_lowest(scores: Tensor, cut: Tensor, topk: int) -> Tensor:
-    """As :func:`keep_best` for rows with a tie at the cut."""
+def _lowest(scores: Tensor, cut: Tensor, topk: int) -> Tensor:
+    """Indices [t, topk] of rows with a tie at the ``cut`` [t, 1]: what is above it, then the lowest that equal it."""
     above, equal = scores > cut, scores == cut
     room = topk - above.sum(-1, keepdim=True)
-    return above | (equal & (equal.cumsum(-1) <= room))
+    kept = above | (equal & (equal.cumsum(-1) <= room))
+    return kept.nonzero()[:, 1].view(-1, topk)
 
 
 def cut_margins(scores: Tensor, topk: int) -> Tensor:
@@ -48,18 +55,3 @@ def cut_margins(scores: Tensor, topk: int) -> Tensor:
         return torch.full((scores.shape[0],), float("inf"))
     best = scores.topk(topk + 1, dim=-1).values
     return torch.nan_to_num(best[:, topk - 1] - best[:, topk], nan=float("inf"), posinf=float("inf"))
-
-
-def kept_indices(kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn a mask [T, N] into padded indices.
-
-    Returns (indices [T, c] with 0 where padded, additive mask [T, c] with -inf where padded), c the largest count.
-    """
-    counts = kept.sum(-1)
-    width = max(int(counts.max()), 1)
-    row, column = kept.nonzero(as_tuple=True)
-    slot = torch.arange(row.shape[0]) - (counts.cumsum(0) - counts)[row]
-    indices = torch.zeros(kept.shape[0], width, dtype=torch.int64)
-    indices[row, slot] = column
-    padding = torch.arange(width) >= counts.unsqueeze(-1)
-    return indices, torch.zeros(indices.shape).masked_fill_(padding, float("-inf"))

@@ -12,21 +12,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from redknot.latents.segment import Segment
 from redknot.latents.session import CompressorTail
 from redknot.model.geometry import Geometry, LayerKind
 from redknot.model.weights import AttentionWeights, CompressorWeights
-from redknot.ops.attention import Partial, apply_sink_, attend, merge_, merge_rows_
+from redknot.ops.attention import Partial, apply_sink_, attend, merge_
 from redknot.ops.compressor import pool
-from redknot.ops.indexer import cut_margins, index_scores, keep_best, kept_indices
+from redknot.ops.indexer import cut_margins, index_scores, keep_best
 from redknot.ops.norm import rms_norm
 from redknot.ops.rope import Rotation, rotate, rotate_from, rotation_at
 from redknot.runtime.capture import Capture
 from redknot.runtime.counters import Counters
-from redknot.runtime.layout import Block, EntryPart, GroupPlan, RowSet, WindowPart, group_plan
+from redknot.runtime.layout import Block, GroupPlan, RowSet, group_plan
 from redknot.runtime.model import HeadSlice, Model
-
-GATHER_WASTE = 3  # gather entries when all of them are more than this many times the widest row's choice
+from redknot.runtime.reads import Entries, Table
 
 
 @dataclass(frozen=True)
@@ -197,106 +195,82 @@ def _project_out(output: Tensor, heads: HeadSlice) -> Tensor:
 def _block(scope: Scope, p: Projections, q_a: Tensor, block: Block, heads: HeadSlice) -> Tensor:
     """Attention output [t, h, d] of one block, rotated back."""
     geometry, d = scope.geometry, scope.geometry.head_dim
+    rotation = scope.rotation(block.cache, "rows", block.positions)
     q = linear(q_a, heads.wq).view(block.size, heads.heads, d)
     q = rms_norm(q, None, geometry.norm_eps).mul_(d**-0.5)
-    turned = q[..., d - geometry.rope_dim :].clone()
-    whole: Partial | None = None
-    for part in block.windows:
-        whole = _window(scope, q, turned, block, part, whole)
-    assert whole is not None
-    if scope.ratio and block.entries[scope.ratio]:
-        parts = block.entries[scope.ratio]
-        kept = _choose(scope, p, q_a, block, parts)
-        for number, entries in enumerate(parts):
-            rotation = _frame(scope, block, entries.segment)
-            rotate_from(q, turned, rotation)
-            partial = _entries(scope, q[entries.row :], entries, kept[number] if kept is not None else None)
-            rotate_from(partial.output, None, rotation[entries.row :].inverse())
-            scope.counters.add_pairs(block.size - entries.row, heads.heads, d)  # a merge costs as much as one more key
-            merge_(Partial(whole.output[entries.row :], whole.lse[entries.row :]), partial)
+    rotate_from(q, None, rotation)
+    whole = _window(scope, q, block)
+    if scope.ratio and (seen := block.entries[scope.ratio]) is not None:
+        scope.counters.add_pairs(int((seen.visible > 0).sum()), heads.heads, d)  # a merge costs as much as one more key
+        merge_(whole, _entries(scope, p, q, q_a, block, seen))
+    rotate_from(whole.output, None, rotation.inverse())
     return apply_sink_(whole, heads.sinks)
 
 
-def _window(scope: Scope, q: Tensor, turned: Tensor, block: Block, part: WindowPart, whole: Partial | None) -> Partial:
-    """Merge one window part into the block's output so far."""
-    rotation = scope.rotation(block.cache, id(part), block.positions[part.rows] - part.offsets)
-    picked = q[part.rows]
-    rotate_from(picked, turned[part.rows], rotation)
-    keys = torch.cat([segment.layers[scope.layer].window[index] for segment, index in part.keys])
-    partial = attend(picked.view(*part.groups, *picked.shape[1:]), keys, part.mask)
-    rotate_from(partial.output, None, rotation.inverse())
-    rows = part.rows
-    if part.take is not None:
-        partial, rows = Partial(partial.output[part.take], partial.lse[part.take]), rows[part.take]
-    scope.counters.add_pairs(part.pairs, q.shape[1], q.shape[2])
-    if len(rows) == block.size and whole is None:
+def _read(scope: Scope, block: Block, table: Table, kind: str) -> Tensor:
+    """Latents of a table, their rotary channels turned to the request's frame: [N, d].
+
+    Turning the queries to each segment's frame is the same product. Here the keys are turned, in a copy: a block has
+    more queries (rows x heads) than it has keys, and all segments then share one softmax.
+    """
+    parts = [getattr(segment.layers[scope.layer], kind)[rows] for segment, rows in table.parts]
+    if table.shifts is None:
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    keys = torch.cat(parts)
+    rotate_from(keys, None, scope.rotation(block.cache, id(table), table.shifts))
+    return keys
+
+
+def _window(scope: Scope, q: Tensor, block: Block) -> Partial:
+    """The block's rows against their windows."""
+    seen = block.windows
+    n, m, k = seen.mask.shape
+    keys = _read(scope, block, seen.table, "window").index_select(0, seen.keys).view(n, k, -1)
+    tiles = q if seen.rows is None else q.index_select(0, seen.rows)
+    partial = attend(tiles.view(n, m, *q.shape[1:]), keys, seen.mask)
+    scope.counters.add_pairs(seen.pairs, q.shape[1], q.shape[2])
+    if seen.take is None:
         return partial
-    if whole is None:
-        whole = Partial(torch.empty_like(q), q.new_empty(q.shape[:2]))
-    if part.own:  # these parts share the block's rows out among them: nothing to merge with yet
-        whole.output.index_copy_(0, rows, partial.output)
-        whole.lse.index_copy_(0, rows, partial.lse)
-    else:
-        scope.counters.add_pairs(len(rows), q.shape[1], q.shape[2])
-        merge_rows_(whole, rows, partial)
-    return whole
+    return Partial(partial.output.index_select(0, seen.take), partial.lse.index_select(0, seen.take))
 
 
-def _frame(scope: Scope, block: Block, segment: Segment) -> Rotation:
-    """The rotation of a block's rows in a segment's frame."""
-    return scope.rotation(block.cache, id(segment), block.positions - segment.offset)
+def _entries(scope: Scope, p: Projections, q: Tensor, q_a: Tensor, block: Block, seen: Entries) -> Partial:
+    """The block's rows against the entries they keep."""
+    keys = _read(scope, block, seen.table, "entries")
+    chosen = _choose(scope, p, q_a, block, seen)
+    rows, heads, d = q.shape
+    if chosen is None:
+        scope.counters.add_pairs(int(seen.visible.sum()), heads, d)
+        return attend(q.unsqueeze(0), keys.unsqueeze(0), None if seen.mask is None else seen.mask.unsqueeze(0))
+    indices, mask = chosen
+    scope.counters.add_pairs(int(seen.visible.clamp(max=indices.shape[1]).sum()), heads, d)
+    gathered = keys.index_select(0, indices.flatten()).view(rows, -1, d)
+    return attend(q.unsqueeze(1), gathered, mask.unsqueeze(1))
 
 
-def _entries(scope: Scope, q: Tensor, part: EntryPart, kept: Tensor | None) -> Partial:
-    """Rows against one segment's entries: all visible ones, or those ``kept`` [t, count]."""
-    keys = part.segment.layers[scope.layer].entries[: part.count]
-    heads, d = q.shape[1:]
-    if kept is None:
-        scope.counters.add_pairs(int(part.visible.sum()), heads, d)
-        return attend(q.unsqueeze(0), keys.unsqueeze(0), None if part.mask is None else part.mask.unsqueeze(0))
-    counts = kept.sum(-1)
-    scope.counters.add_pairs(int(counts.sum()), heads, d)
-    if part.count <= GATHER_WASTE * int(counts.max()):
-        mask = torch.zeros(kept.shape).masked_fill_(~kept, float("-inf"))
-        return attend(q.unsqueeze(0), keys.unsqueeze(0), mask.unsqueeze(0))
-    indices, mask = kept_indices(kept)
-    return attend(q.unsqueeze(1), keys[indices], mask.unsqueeze(1))
-
-
-def _choose(scope: Scope, p: Projections, q_a: Tensor, block: Block, parts: list[EntryPart]) -> list[Tensor] | None:
-    """The entries each row keeps, per segment [t, count]; None when every row keeps all it sees."""
-    geometry = scope.geometry
+def _choose(scope: Scope, p: Projections, q_a: Tensor, block: Block, seen: Entries) -> tuple[Tensor, Tensor] | None:
+    """The entries each row keeps as (indices, additive mask) [t, topk]; None when every row keeps all it sees."""
+    topk = scope.geometry.index_topk
     wanted = scope.capture is not None and scope.capture.wants_scores
-    if scope.weights.indexer is None or (not wanted and sum(part.count for part in parts) <= geometry.index_topk):
+    if scope.weights.indexer is None or (not wanted and seen.count <= topk):
         return None
-    scores = _scores(scope, p, q_a, block, parts)
+    scores = _scores(scope, p, q_a, block, seen)
     if scope.capture is not None and wanted:
-        scope.capture.scores(parts, scores)
-    kept = keep_best(scores, geometry.index_topk)
+        scope.capture.scores(seen, scores)
     if scope.counters.cuts is not None:
-        scope.counters.cuts.append((block.positions, cut_margins(scores, geometry.index_topk)))
-    columns = kept.split([part.count for part in parts], dim=1)
-    return [chosen[part.row :] for chosen, part in zip(columns, parts, strict=True)]
+        scope.counters.cuts.append((block.positions, cut_margins(scores, topk)))
+    return keep_best(scores, topk) if seen.count > topk else None
 
 
-def _scores(scope: Scope, p: Projections, q_a: Tensor, block: Block, parts: list[EntryPart]) -> Tensor:
+def _scores(scope: Scope, p: Projections, q_a: Tensor, block: Block, seen: Entries) -> Tensor:
     """Indexer scores of a block's rows over all segments' entries side by side, hidden ones -inf: [t, N]."""
     geometry, indexer = scope.geometry, scope.weights.indexer
     assert indexer is not None
     heads, d = geometry.index_heads, geometry.index_head_dim
     q = linear(q_a, indexer.wq_b).view(block.size, heads, d)
-    seen = torch.zeros(block.size, dtype=torch.int64)
-    turned = q[..., d - geometry.rope_dim :].clone()
+    rotate_from(q, None, scope.rotation(block.cache, "rows", block.positions))
     weights = p.index_weights[block.rows] * (d * heads) ** -0.5
-    scores = q.new_full((block.size, sum(part.count for part in parts)), float("-inf"))
-    column = 0
-    for part in parts:
-        rotate_from(q, turned, _frame(scope, block, part.segment))
-        keys = part.segment.layers[scope.layer].index_keys[: part.count]
-        found = index_scores(q[part.row :], keys, weights[part.row :])
-        scores[part.row :, column : column + part.count] = found if part.mask is None else found + part.mask
-        seen[part.row :] += part.visible
-        column += part.count
+    scores = index_scores(q, _read(scope, block, seen.table, "index_keys"), weights)
     every = scope.capture is not None and scope.capture.wants_scores
-    scope.counters.add_scores(seen, 0 if every else geometry.index_topk, geometry.q_lora_rank, heads, d)
-    return scores
+    scope.counters.add_scores(seen.visible, 0 if every else geometry.index_topk, geometry.q_lora_rank, heads, d)
+    return scores if seen.mask is None else scores.add_(seen.mask)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from redknot.latents.segment import Segment
 from redknot.latents.session import Session
-from redknot.runtime.layout import EntryPart, RowSet
+from redknot.runtime.layout import RowSet
 from redknot.runtime.model import HeadSlice, Model
+from redknot.runtime.reads import Entries
 
 
 @dataclass
@@ -58,11 +59,11 @@ class Capture:
                 start += len(positions)
         return {session: torch.cat(values) for session, values in parts.items()}
 
-    def scores(self, parts: list[EntryPart], scores: Tensor) -> None:
-        """Called with a block's indexer scores [t, N] over the entries of ``parts`` side by side."""
+    def scores(self, seen: Entries, scores: Tensor) -> None:
+        """Called with a block's indexer scores [t, N] over the entries it sees."""
         summed = scores.clamp(min=0).sum(0)  # hidden entries are -inf; visible scores below 0 carry no vote
-        for part, column in zip(parts, summed.split([part.count for part in parts]), strict=True):
-            self._add(part.segment, column)
+        for (segment, _), column in zip(seen.parts, summed.split([count for _, count in seen.parts]), strict=True):
+            self._add(segment, column)
 
     def _add(self, segment: Segment, column: Tensor) -> None:
         known = self.entry_scores.get(id(segment))

@@ -17,10 +17,9 @@ from torch import Tensor
 from redknot.latents.segment import Segment
 from redknot.latents.session import Session
 from redknot.model.geometry import Geometry
+from redknot.runtime.reads import Entries, Windows, entries, windows
 
 BLOCK_ROWS = 512
-SMALL_TILE = 8
-NEG_INF = float("-inf")
 
 
 @dataclass(frozen=True)
@@ -33,39 +32,14 @@ class Run:
     first: int  # request position of the first one
 
 
-@dataclass(frozen=True)
-class WindowPart:
-    """Rows of a block against the raw latents of one segment each, n groups of m rows and k keys."""
-
-    rows: Tensor  # [n * m] rows of the block; a repeated row is padding
-    take: Tensor | None  # [t] which of the n * m outputs to keep, None for all
-    keys: tuple[tuple[Segment, Tensor], ...]  # per segment: rows of its window tensor, [n_s, k] in group order
-    mask: Tensor  # [n, m, k] additive
-    offsets: Tensor  # [n * m] offset of the segment whose frame the queries must be in
-    groups: tuple[int, int]  # (n, m)
-    own: bool  # the rows' own segment: such parts cover each row of a block exactly once
-    pairs: int  # (row, key) pairs that are visible, padding not counted
-
-
-@dataclass(frozen=True)
-class EntryPart:
-    """The rows of a block from ``row`` on, against the first ``count`` entries of one segment."""
-
-    segment: Segment
-    row: int
-    count: int
-    visible: Tensor  # [t] visible entries per row
-    mask: Tensor | None  # [t, count] additive, None when all rows see all
-
-
 @dataclass
 class Block:
     """Up to BLOCK_ROWS rows of one session."""
 
     rows: slice  # of the row set
     positions: Tensor  # [t] request positions
-    windows: list[WindowPart]
-    entries: dict[int, list[EntryPart]]  # by ratio
+    windows: Windows
+    entries: dict[int, Entries | None]  # by ratio
     cache: dict[object, object] = field(default_factory=dict)  # rotations, per frame and rotary kind
 
     @property
@@ -131,111 +105,11 @@ class RowSet:
         for session, positions in zip(self.sessions, self.positions, strict=True):
             for lo in range(0, len(positions), BLOCK_ROWS):
                 part = positions[lo : lo + BLOCK_ROWS]
-                windows = window_parts(session, part, self.geometry.window)
-                entries = {ratio: entry_parts(session, part, ratio) for ratio in ratios}
-                blocks.append(Block(slice(row + lo, row + lo + len(part)), part, windows, entries))
+                seen = {ratio: entries(session, part, ratio) for ratio in ratios}
+                near = windows(session, part, self.geometry.window)
+                blocks.append(Block(slice(row + lo, row + lo + len(part)), part, near, seen))
             row += len(positions)
         return blocks
-
-
-def window_parts(session: Session, positions: Tensor, window: int) -> list[WindowPart]:
-    """Split a block's windows by the segment they fall in: its own first, then the ones before it."""
-    owner = session.segment_of(positions)
-    stops = torch.tensor([segment.stop for segment in session.segments])
-    parts = []
-    rows = torch.arange(len(positions))
-    level = 0
-    while len(rows):
-        of = owner[rows] - level
-        if level == 0:
-            parts += [
-                _window_part(session, positions, of, tiles, window, own=True)
-                for tiles in _tiles(rows, positions, of, window)
-            ]
-        else:
-            groups = [rows[of == s] for s in of.unique().tolist()]
-            width = max(len(group) for group in groups)
-            padded = torch.stack([torch.cat((g, g[-1:].expand(width - len(g)))) for g in groups])
-            lookup = torch.zeros(len(positions), dtype=torch.int64)
-            lookup[rows] = of
-            parts.append(_window_part(session, positions, lookup, padded, window, own=False))
-        # A row needs the segment before this one when its window reaches it; a probe's segments have gaps between.
-        start = positions[rows] - window + 1
-        rows = rows[(of > 0) & (start < stops[of - 1])]
-        level += 1
-    return parts
-
-
-def _tiles(rows: Tensor, positions: Tensor, of: Tensor, window: int) -> list[Tensor]:
-    """Group rows whose windows overlap: tiles [n, m] of each width m in use, padded by repetition.
-
-    A run is cut into tiles of one window, what is left of it into small tiles, so that padding stays below a half:
-    a tile gathers its keys once for all its rows.
-    """
-    breaks = ((positions[1:] - positions[:-1] != 1) | (of[1:] != of[:-1])).nonzero().flatten() + 1
-    tiles: dict[int, list[Tensor]] = {window: [], min(SMALL_TILE, window): [], 1: []}
-    for lo, hi in pairwise([0, *breaks.tolist(), len(rows)]):
-        while lo < hi:
-            width = next((width for width in tiles if 2 * (hi - lo) >= width), 1)
-            tile = rows[lo : min(lo + width, hi)]
-            tiles[width].append(torch.cat((tile, tile[-1:].expand(width - len(tile)))))
-            lo += len(tile)
-    return [torch.stack(group) for group in tiles.values() if group]
-
-
-def _window_part(
-    session: Session, positions: Tensor, of: Tensor, groups: Tensor, window: int, *, own: bool
-) -> WindowPart:
-    """One batch of row groups [n, m]; every group reads one segment."""
-    n, m = groups.shape
-    owner = of[groups[:, 0]]
-    at = positions[groups]  # [n, m]
-    firsts = torch.tensor([segment.first for segment in session.segments])[owner]
-    stops = torch.tensor([segment.stop for segment in session.segments])[owner]
-    low = torch.maximum(at[:, 0] - window + 1, firsts)
-    high = torch.minimum(at[:, -1] + 1, stops)
-    width = int((high - low).max())
-    keys = low.unsqueeze(-1) + torch.arange(width)  # [n, k] request positions
-    seen = (keys.unsqueeze(1) <= at.unsqueeze(-1)) & (keys.unsqueeze(1) > at.unsqueeze(-1) - window)
-    seen &= (keys < high.unsqueeze(-1)).unsqueeze(1)
-    clamped = torch.minimum(keys, high.unsqueeze(-1) - 1) - firsts.unsqueeze(-1)
-    spans, start = [], 0
-    for index, count in zip(*(v.tolist() for v in owner.unique_consecutive(return_counts=True)), strict=True):
-        spans.append((session.segments[index], clamped[start : start + count]))
-        start += count
-    flat = groups.flatten()
-    keep = torch.cat((flat.new_ones(1, dtype=torch.bool), flat[1:] != flat[:-1]))
-    offsets = torch.tensor([segment.offset for segment in session.segments])[owner].repeat_interleave(m)
-    return WindowPart(
-        rows=flat,
-        take=None if bool(keep.all()) else keep.nonzero().flatten(),
-        keys=tuple(spans),
-        mask=torch.zeros(n, m, width).masked_fill_(~seen, NEG_INF),
-        offsets=offsets,
-        groups=(n, m),
-        own=own,
-        pairs=int(seen.flatten(0, 1)[keep].sum()),
-    )
-
-
-def entry_parts(session: Session, positions: Tensor, ratio: int) -> list[EntryPart]:
-    """The entries a block's rows may see, segment by segment."""
-    parts = []
-    for segment in session.segments:
-        if segment.first > int(positions[-1]):
-            break
-        visible = segment.visible(positions, ratio)
-        count = int(visible[-1])
-        if not count:
-            continue
-        row = int((visible == 0).sum())  # visibility never decreases along a request
-        visible = visible[row:]
-        mask = None
-        if int(visible[0]) < count:
-            hidden = torch.arange(count) >= visible.unsqueeze(-1)
-            mask = torch.zeros(hidden.shape).masked_fill_(hidden, NEG_INF)
-        parts.append(EntryPart(segment, row, count, visible, mask))
-    return parts
 
 
 def group_plan(rows: RowSet, ratio: int, overlap: bool, tails: list[Tensor]) -> GroupPlan:

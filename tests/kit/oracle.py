@@ -248,20 +248,20 @@ def settled_as(reference: Reference, margin: float = 1e-5) -> Iterator[Ties]:
         at[:] = [(scope.layer, position) for position in block.positions.tolist()]
         return native_scores(scope, p, q_a, block, parts)
 
-    def keep_best(scores: Tensor, topk: int) -> Tensor:
-        kept = native_best(scores, topk)
+    def keep_best(scores: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+        indices, mask = native_best(scores, topk)
         margins = cut_margins(scores, topk).tolist()
         for row, ((layer, position), distance) in enumerate(zip(at, margins, strict=True)):
-            picked = chosen[layer][position]
-            theirs = torch.zeros(scores.shape[1], dtype=torch.bool)
-            theirs[picked[picked >= 0]] = True
+            theirs = chosen[layer][position]
+            theirs = theirs[theirs >= 0]
             ties.rows += math.isfinite(distance)
             if distance < margin:
                 ties.settled.append((layer, position, distance))
-                kept[row] = theirs
-            elif not torch.equal(kept[row], theirs):
+                assert len(theirs) == topk
+                indices[row] = theirs
+            elif set(indices[row][mask[row] == 0].tolist()) != set(theirs.tolist()):
                 ties.differing.append((layer, position, distance))
-        return kept
+        return indices, mask
 
     attention._scores, attention.keep_best = scores_of, keep_best
     try:

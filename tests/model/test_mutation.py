@@ -90,8 +90,8 @@ def frequencies(kind: str, change: Callable[[Tensor], Tensor]) -> Mutation:
 
 def without_entries(ratio: str) -> Mutation:
     def change(model: Model, patch: pytest.MonkeyPatch) -> Model:
-        native, gone = layout.entry_parts, getattr(model.geometry, ratio)
-        patch.setattr(layout, "entry_parts", lambda s, at, r: [] if r == gone else native(s, at, r))
+        native, gone = layout.entries, getattr(model.geometry, ratio)
+        patch.setattr(layout, "entries", lambda s, at, r: None if r == gone else native(s, at, r))
         return model
 
     return change

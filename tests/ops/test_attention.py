@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from redknot.ops.attention import Partial, apply_sink_, attend, merge_, merge_rows_
+from redknot.ops.attention import Partial, apply_sink_, attend, merge_
 
 INF = float("inf")
 HEADS, D = 3, 8
@@ -95,22 +95,6 @@ def test_large_logits_do_not_overflow() -> None:
     seen = torch.ones(2, 5, dtype=torch.bool)
     found = merge([partial(q, keys[:2], seen[:, :2]), partial(q, keys[2:], seen[:, 2:])])
     assert (found.output - whole(q, keys, seen)).abs().max() <= 1e-4
-
-
-@given(st.integers(1, 4), st.integers(1, 6), st.integers(0, 1000))
-def test_merge_rows_touches_only_its_rows(count: int, size: int, seed: int) -> None:
-    rows = 5
-    q, keys = random(rows, HEADS, D, seed=seed), random(size + 2, D, seed=seed + 1)
-    picked = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))[:count].sort().values
-    everything = torch.ones(rows, size + 2, dtype=torch.bool)
-    into = partial(q, keys[:2], everything[:, :2])
-    before = Partial(into.output.clone(), into.lse.clone())
-    merge_rows_(into, picked, partial(q[picked], keys[2:], everything[picked, 2:]))
-    others = torch.ones(rows, dtype=torch.bool)
-    others[picked] = False
-    assert torch.equal(into.output[others], before.output[others])
-    assert torch.equal(into.lse[others], before.lse[others])
-    assert (into.output[picked] - whole(q, keys, everything)[picked]).abs().max() <= 2e-6
 
 
 @pytest.mark.parametrize("sink", [0.0, -3.0, 40.0, -INF, INF])

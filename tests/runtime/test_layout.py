@@ -8,106 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redknot.latents.segment import Segment
 from redknot.latents.session import Session
-from redknot.runtime.layout import BLOCK_ROWS, RowSet, WindowPart, entry_parts, group_plan, window_parts
+from redknot.runtime.layout import BLOCK_ROWS, RowSet, group_plan
 from tests.kit.oracle import Oracle
-
-BLOCK = 32
-
-
-def session_of(lengths: list[int], blocks: list[int]) -> Session:
-    segments, at = [], 0
-    for number, length in enumerate(lengths):
-        start = BLOCK * blocks[number % len(blocks)]
-        segments.append(Segment(at - start, start, start + length, closed=number < len(lengths) - 1))
-        at += length
-    return Session(segments)
-
-
-sessions = st.builds(
-    session_of,
-    st.lists(st.one_of(st.integers(1, 9), st.sampled_from([31, 32, 33, 64, 70])), min_size=1, max_size=5),
-    st.lists(st.integers(0, 2), min_size=1, max_size=3),
-)
-
-
-@st.composite
-def sessions_and_rows(draw: st.DrawFn, most: int = 160) -> tuple[Session, list[int]]:
-    """A session and an ascending subset of its positions: scattered ones, runs, or all."""
-    session = draw(sessions)
-    everything = range(session.length)
-    kind = draw(st.sampled_from(["all", "runs", "scattered"]))
-    if kind == "all":
-        picked = list(everything)
-    elif kind == "scattered":
-        picked = sorted(draw(st.sets(st.sampled_from(everything), min_size=1, max_size=20)))
-    else:
-        found: set[int] = set()
-        for _ in range(draw(st.integers(1, 3))):
-            lo = draw(st.sampled_from(everything))
-            found |= set(everything[lo : lo + draw(st.integers(1, 50))])
-        picked = sorted(found)
-    return session, picked[:most]
-
-
-def seen_pairs(session: Session, positions: list[int], parts: list[WindowPart]) -> list[tuple[int, int]]:
-    """(query position, key position) of every visible pair, as the parts lay them out, with repetitions."""
-    pairs = []
-    for part in parts:
-        n, m = part.groups
-        keep = set(range(n * m)) if part.take is None else set(part.take.tolist())
-        group = 0
-        for segment, index in part.keys:
-            for row_of_keys in index.tolist():
-                for member in range(m):
-                    flat = group * m + member
-                    assert part.offsets[flat] == segment.offset
-                    if flat not in keep:
-                        continue
-                    query = positions[int(part.rows[flat])]
-                    mask = part.mask[group, member].tolist()
-                    for key, bias in zip(row_of_keys, mask, strict=True):
-                        assert 0 <= key < segment.length  # also what is hidden must be a row that exists
-                        if bias == 0:
-                            pairs.append((query, segment.first + key))
-                group += 1
-        assert group == n
-    return pairs
-
-
-@given(sessions_and_rows(), st.sampled_from([1, 2, 8, 32]))
-def test_every_row_sees_its_window_once(case: tuple[Session, list[int]], window: int) -> None:
-    session, positions = case
-    parts = window_parts(session, torch.tensor(positions), window)
-    found = seen_pairs(session, positions, parts)
-    expected = [(p, key) for p in positions for key in range(max(p - window + 1, 0), p + 1)]
-    assert sorted(found) == expected
-    assert sum(part.pairs for part in parts) == len(expected)
-    for part in parts:
-        # A row that is kept twice from one part would be merged twice.
-        kept = part.rows if part.take is None else part.rows[part.take]
-        assert len(kept.unique()) == len(kept)
-        for segment, index in part.keys:
-            assert segment in session.segments
-            assert index.dim() == 2
-
-
-@given(sessions_and_rows(), st.sampled_from([4, 32]))
-def test_rows_see_entries_from_their_groups_last_row_on(case: tuple[Session, list[int]], ratio: int) -> None:
-    session, positions = case
-    found = {position: {} for position in positions}
-    for part in entry_parts(session, torch.tensor(positions), ratio):
-        number = session.segments.index(part.segment)
-        rows = positions[part.row :]
-        assert len(rows) == len(part.visible)
-        mask = torch.zeros(len(rows), part.count) if part.mask is None else part.mask
-        for position, row in zip(rows, mask.tolist(), strict=True):
-            found[position][number] = [entry for entry, bias in enumerate(row) if bias == 0]
-    for position in positions:
-        for number, segment in enumerate(session.segments):
-            count = int(segment.visible(torch.tensor([position]), ratio))
-            assert found[position].get(number, []) == list(range(count))
+from tests.kit.sessions import session_of, sessions_and_rows
 
 
 def naive_plan(
