@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from redknot.build.capture import evaluate
-from redknot.model.geometry import LayerKind, geometry_from_config
+from redknot.model.geometry import geometry_from_config
 from redknot.model.profile import RECOMPUTE, SHIPPED, FanOutPolicy, Profile, Protected, Selector, Treatment
 from redknot.plan.rows import KnownRun, Rows
 from redknot.runtime import forward as forward_module
@@ -174,9 +174,7 @@ def test_a_dense_run_saves_nothing(small: Oracle, name: str) -> None:
 
 def test_segments_share_one_merge(small: Oracle) -> None:
     """The same rows in two segments: windows and entries of all segments still meet once a row."""
-    geometry, heads_d = small.geometry, small.geometry.num_heads * small.geometry.head_dim
-    whole, cut = Counters(), Counters()
-    kinds = Counter(geometry.kinds[:-1])
+    geometry, whole, cut = small.geometry, Counters(), Counters()
     prefill(small.model, [dense_session(geometry, 64, 64)], [tokens(64)], whole)
     prefill(small.model, [segmented_session(geometry, [KnownRun("0", 0, 0, 32, 32)], 64, 0)], [tokens(64)], cut)
     assert cut.flops == whole.flops
