@@ -37,7 +37,6 @@ from redknot.nano.tokenizer import FIRST_WORD_ID
 CORE = (0, 1, 3, 5)
 WORDS = GEOMETRY.vocab_size - FIRST_WORD_ID
 ALL = tuple(range(GEOMETRY.num_layers))
-LAST_PHASE = 10
 Maker = Callable[[Generator, int], tuple[Any, Any]]
 
 
@@ -93,7 +92,8 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
     both = sentences(tokenizer, n_documents=[2, 3, 4], facts_per_document=[2, 3], n_questions=6, latest_share=0.3)
     long = sentences(tokenizer, n_documents=[4, 6, 8], facts_per_document=[2, 3], n_questions=12, latest_share=0.3)
     pairs = sentences(tokenizer, n_documents=[2, 3, 4], facts_per_document=[2], n_questions=7, latest_share=1.0)
-    every = sentences(tokenizer, n_documents=[4, 6, 8], facts_per_document=[1, 2, 3], n_questions=12, latest_share=0.7)
+    mostly = sentences(tokenizer, n_documents=[4, 6, 8], facts_per_document=[1, 2, 3], n_questions=12, latest_share=0.7)
+    full = sentences(tokenizer, n_documents=[4, 6, 8], facts_per_document=[1, 2, 3, 4], n_questions=24, latest_share=0.5)
     return [
         Phase("alphabet-256", CORE, 128, 24, 1500, 0.80, ((1.0, induction(256)),)),
         Phase("alphabet-768", CORE, 128, 24, 600, 0.85, ((1.0, induction(768)),)),
@@ -106,7 +106,9 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
         Phase("long-1024", ALL, 1024, 3, 100, 0.985, ((1.0, long),), lr_scale=0.5),
         Phase("distil-1024", ALL, 1024, 3, 90, 2.0, ((1.0, long),), distil=True),
         Phase("latest-512", ALL, 512, 6, 500, 0.985, ((1.0, pairs),), topk=GEOMETRY.index_topk, lr_scale=0.5),
-        Phase("latest-1024", ALL, 1024, 3, 500, 0.99, ((1.0, every),), topk=GEOMETRY.index_topk, lr_scale=0.3),
+        Phase("latest-1024", ALL, 1024, 3, 500, 0.985, ((1.0, mostly),), topk=GEOMETRY.index_topk, lr_scale=0.3),
+        Phase("full-2048", ALL, 2048, 2, 200, 0.992, ((1.0, full),), topk=GEOMETRY.index_topk, lr_scale=0.3),
+        Phase("cool-2048", ALL, 2048, 2, 120, 2.0, ((1.0, full),), topk=GEOMETRY.index_topk, lr_scale=0.06),
     ]
 
 
@@ -124,7 +126,7 @@ def is_indexer(name: str) -> bool:
 class Trainer:
     """Parameters, optimizer state and progress, all of it on disk under ``out``."""
 
-    def __init__(self, out: Path, seed: int, start: Path | None = None) -> None:
+    def __init__(self, out: Path, seed: int, start: Path | None = None, last_phase: int = 0) -> None:
         self.out = out
         self.progress: dict[str, Any] = {"phase": 0, "step": 0, "total": 0, "tokens": 0, "accuracy": 0.0, "seed": seed}
         if (out / "progress.json").exists():
@@ -132,7 +134,7 @@ class Trainer:
             state = load_file(out / "state.safetensors")
         elif start is not None:
             state = {f"p/{k}": v for k, v in load_tensors(start).items()}
-            self.progress |= {"phase": LAST_PHASE, "ran": list(ALL)}
+            self.progress |= {"phase": last_phase, "ran": list(ALL)}
         else:
             state = {f"p/{k}": v for k, v in initial_tensors(torch.Generator().manual_seed(seed)).items()}
         self.tensors = {key[2:]: value for key, value in state.items() if key.startswith("p/")}
@@ -276,8 +278,8 @@ def main() -> None:
     parser.add_argument("--save-every", type=float, default=120.0, help="seconds between saves")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(arguments.out, arguments.seed, arguments.start)
     phases = curriculum(Tokenizer.from_file(str(arguments.tokenizer)))
+    trainer = Trainer(arguments.out, arguments.seed, arguments.start, last_phase=len(phases) - 1)
     while trainer.progress["phase"] < len(phases):
         trainer.run(phases[trainer.progress["phase"]], arguments.save_every)
         save_checkpoint(trainer.tensors, arguments.out / "model")

@@ -95,9 +95,8 @@ def write_latents(scope: Scope, p: Projections, rows: RowSet) -> None:
     geometry, weights, layer = scope.geometry, scope.weights, scope.layer
     rotation = scope.rotation(rows.cache, "rows", rows.frame_positions)
     latent = rotate(rms_norm(p.latent, weights.kv_norm, geometry.norm_eps), rotation)
-    for run in rows.runs:
-        length = run.rows.stop - run.rows.start
-        run.segment.layers[layer].window[run.lo : run.lo + length] = latent[run.rows]
+    for write in rows.writes:
+        write.segment.layers[layer].window[write.into] = latent[write.rows]
     if weights.compressor is None:
         return
     tails = [session.tails.get(layer) for session in rows.sessions]
@@ -110,7 +109,8 @@ def write_latents(scope: Scope, p: Projections, rows: RowSet) -> None:
     if weights.indexer is not None:
         _write_entries(scope, weights.indexer.compressor, plan, raw[2:], [target.index_keys for target in targets])
     scope.counters.entries_refreshed += len(plan.positions)
-    _keep_tails(scope, rows, tails, raw)
+    for session, (index, positions) in zip(rows.sessions, plan.tails, strict=True):
+        session.tails[layer] = CompressorTail(positions, tuple(part[index] for part in raw))
 
 
 def _rows_plan(scope: Scope, rows: RowSet, tails: list[CompressorTail | None]) -> GroupPlan:
@@ -147,24 +147,12 @@ def _write_entries(
 
 def _slots(index: Tensor, kv: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
     """Gather raw rows into slots [g, ratio, ...]; an empty slot (-1) has gate -inf."""
-    safe = index.clamp(min=0)
-    values, gates = kv[safe], gate[safe]
+    flat = index.flatten().clamp(min=0)
+    values, gates = (raw.index_select(0, flat).view(*index.shape, -1) for raw in (kv, gate))
     if bool((index < 0).any()):
         empty = (index < 0).unsqueeze(-1)
         values, gates = values.masked_fill(empty, 0.0), gates.masked_fill(empty, float("-inf"))
     return values, gates
-
-
-def _keep_tails(scope: Scope, rows: RowSet, tails: list[CompressorTail | None], raw: tuple[Tensor, ...]) -> None:
-    """Remember the raw rows of up to two groups at the end of each session."""
-    base, row = 0, sum(len(tail.positions) for tail in tails if tail is not None)
-    for session, tail, fresh in zip(rows.sessions, tails, rows.positions, strict=True):
-        old = tail.positions if tail is not None else fresh[:0]
-        index = torch.cat((base + torch.arange(len(old)), row + torch.arange(len(fresh))))[-2 * scope.ratio :]
-        positions = torch.cat((old, fresh))[-2 * scope.ratio :]
-        session.tails[scope.layer] = CompressorTail(positions, tuple(part[index] for part in raw))
-        base += len(old)
-        row += len(fresh)
 
 
 def attention(scope: Scope, p: Projections, rows: RowSet, heads: HeadSlice) -> Tensor:

@@ -1,7 +1,7 @@
 """Where a set of rows reads and writes: built once per set of rows, used by every layer that runs the set.
 
 All of it is arithmetic over positions. Rows come sorted by (session, position), any subset of positions. The
-layout splits them into *runs* (consecutive rows of one segment: what is written), *blocks* (rows whose queries are
+layout splits them into *writes* (rows of one segment), *blocks* (rows whose queries are
 in cache together: what is attended) and, per compression ratio, the groups whose entries these rows complete.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -17,19 +16,18 @@ from torch import Tensor
 from redknot.latents.segment import Segment
 from redknot.latents.session import Session
 from redknot.model.geometry import Geometry
-from redknot.runtime.reads import Entries, Windows, entries, windows
+from redknot.runtime.reads import Entries, Windows, as_slice, entries, windows
 
 BLOCK_ROWS = 512
 
 
 @dataclass(frozen=True)
-class Run:
-    """Consecutive rows of one segment."""
+class Write:
+    """The rows of one segment."""
 
     segment: Segment
     rows: slice  # of the row set
-    lo: int  # row of the segment's tensors (counted from its start) of the first one
-    first: int  # request position of the first one
+    into: slice | Tensor  # rows of the segment's tensors, counted from its start
 
 
 @dataclass
@@ -56,6 +54,7 @@ class GroupPlan:
     before: Tensor  # [g, ratio], the group before, for CSA's overlap
     positions: Tensor  # [g] frame position of each group's first row
     targets: tuple[tuple[Segment, slice, Tensor], ...]  # segment, groups, entry rows
+    tails: tuple[tuple[Tensor, Tensor], ...]  # per session: the last rows, for groups still open; their positions
 
 
 @dataclass(frozen=True)
@@ -73,20 +72,16 @@ class RowSet:
         return sum(len(positions) for positions in self.positions)
 
     @cached_property
-    def runs(self) -> list[Run]:
-        """What the rows write."""
-        runs, row = [], 0
+    def writes(self) -> list[Write]:
+        """Where the rows leave their latents."""
+        writes, row = [], 0
         for session, positions in zip(self.sessions, self.positions, strict=True):
-            owner = session.segment_of(positions)
-            breaks = ((positions[1:] - positions[:-1] != 1) | (owner[1:] != owner[:-1])).nonzero().flatten() + 1
-            edges = [0, *breaks.tolist(), len(positions)]
-            for lo, hi in pairwise(edges):
-                if hi > lo:
-                    segment = session.segments[int(owner[lo])]
-                    first = int(positions[lo])
-                    runs.append(Run(segment, slice(row + lo, row + hi), first - segment.first, first))
-            row += len(positions)
-        return runs
+            numbers, counts = session.segment_of(positions).unique_consecutive(return_counts=True)
+            for number, mine in zip(numbers.tolist(), positions.split(counts.tolist()), strict=True):
+                segment = session.segments[number]
+                writes.append(Write(segment, slice(row, row + len(mine)), as_slice(mine - segment.first)))
+                row += len(mine)
+        return writes
 
     @cached_property
     def frame_positions(self) -> Tensor:
@@ -119,7 +114,7 @@ def group_plan(rows: RowSet, ratio: int, overlap: bool, tails: list[Tensor]) -> 
     that ran: all its rows, and with ``overlap`` the group before it too, unless it opens its segment; then the
     overlap is what the segment before left open or whole, if its last row ran in this request, else none.
     """
-    own, before, positions, targets = [], [], [], []
+    own, before, positions, targets, kept_rows = [], [], [], [], []
     base, row, done = 0, sum(len(tail) for tail in tails), 0
     for session, tail, fresh in zip(rows.sessions, tails, rows.positions, strict=True):
         index = _position_index(session, tail, fresh, base, row)
@@ -142,12 +137,14 @@ def group_plan(rows: RowSet, ratio: int, overlap: bool, tails: list[Tensor]) -> 
             positions.append(segment.start + kept * ratio)
             targets.append((segment, slice(done, done + len(kept)), kept))
             done += len(kept)
+        last = torch.cat((tail, fresh))[-2 * ratio :]
+        kept_rows.append((index[last], last))
         base += len(tail)
         row += len(fresh)
     if not own:
         empty = torch.empty(0, ratio, dtype=torch.int64)
-        return GroupPlan(empty, empty, empty[:, 0], ())
-    return GroupPlan(torch.cat(own), torch.cat(before), torch.cat(positions), tuple(targets))
+        return GroupPlan(empty, empty, empty[:, 0], (), tuple(kept_rows))
+    return GroupPlan(torch.cat(own), torch.cat(before), torch.cat(positions), tuple(targets), tuple(kept_rows))
 
 
 def _position_index(session: Session, tail: Tensor, fresh: Tensor, base: int, row: int) -> Tensor:

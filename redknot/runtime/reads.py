@@ -102,10 +102,14 @@ def _window_table(session: Session, positions: Tensor) -> Table:
     parts: list[tuple[Segment, slice | Tensor]] = []
     for number, mine in zip(numbers.tolist(), positions.split(counts.tolist()), strict=True):
         segment = session.segments[number]
-        rows = mine - segment.first
-        lo, hi = int(rows[0]), int(rows[-1]) + 1
-        parts.append((segment, slice(lo, hi) if hi - lo == len(rows) else rows))
+        parts.append((segment, as_slice(mine - segment.first)))
     return Table(tuple(parts), _shifts([segment for segment, _ in parts], counts))
+
+
+def as_slice(rows: Tensor) -> slice | Tensor:
+    """Ascending row numbers [n], n >= 1, as a slice where they are consecutive: a view is read without a copy."""
+    lo, hi = int(rows[0]), int(rows[-1]) + 1
+    return slice(lo, hi) if hi - lo == len(rows) else rows
 
 
 def entries(session: Session, positions: Tensor, ratio: int) -> Entries | None:

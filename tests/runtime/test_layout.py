@@ -60,22 +60,26 @@ def test_groups_are_refreshed_from_rows_that_ran(
             found[number, entry] = (own, before)
             assert int(plan.positions[row]) == segment.start + entry * ratio
     assert found == naive_plan(session, tail, fresh, ratio, overlap)
+    ((index, kept),) = plan.tails
+    assert kept.tolist() == [*tail, *fresh][-2 * ratio :]
+    assert [known[slot] for slot in index.tolist()] == kept.tolist()
     assert len(plan.positions) == len(found)
 
 
 @given(st.lists(sessions_and_rows(), min_size=1, max_size=3))
-def test_runs_cover_the_rows_of_a_batch(small: Oracle, cases: list[tuple[Session, list[int]]]) -> None:
+def test_writes_cover_the_rows_of_a_batch(small: Oracle, cases: list[tuple[Session, list[int]]]) -> None:
     chosen = tuple(torch.tensor(positions) for _, positions in cases)
     rows = RowSet(small.geometry, tuple(session for session, _ in cases), chosen)
     assert rows.size == sum(len(positions) for positions in chosen)
     written = []
-    for run in rows.runs:
-        length = run.rows.stop - run.rows.start
-        assert 0 < length <= run.segment.length
-        assert run.first == run.segment.first + run.lo
-        assert run.lo + length <= run.segment.length
-        written += [(id(run.segment), run.segment.first + run.lo + i) for i in range(length)]
-        assert run.rows.stop - run.rows.start == length
+    for write in rows.writes:
+        picked = (
+            list(range(write.into.start, write.into.stop)) if isinstance(write.into, slice) else write.into.tolist()
+        )
+        assert 0 <= min(picked) <= max(picked) < write.segment.length
+        assert write.rows.start == len(written)
+        written += [(id(write.segment), write.segment.first + row) for row in picked]
+        assert write.rows.stop == len(written)
     expected = [
         (id(session.segments[int(owner)]), int(position))
         for session, positions in zip(rows.sessions, chosen, strict=True)
