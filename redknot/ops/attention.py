@@ -1,9 +1,8 @@
 """Attention of rows over part of the latents, and the merge of parts by log-sum-exp.
 
-One latent is key and value for all heads. A part is computed in the frame of the segment that owns its keys:
-queries come rotated to that frame, outputs are rotated back before the merge, and the sink of each head enters
-once, at the end. Everything is float32. Sources: ``transformers`` eager_attention_forward (sinks as one more
-logit); FlashAttention (arXiv 2205.14135) for the merge.
+One latent is key and value for all heads. Queries and keys of a part come rotated to one frame; outputs are merged in
+one frame, and the sink of each head enters once, at the end. Everything is float32. Sources: ``transformers``
+eager_attention_forward (sinks as one more logit); FlashAttention (arXiv 2205.14135) for the merge.
 """
 
 from __future__ import annotations

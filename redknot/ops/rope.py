@@ -24,10 +24,6 @@ class Rotation:
     cos: Tensor
     sin: Tensor
 
-    def __getitem__(self, rows: slice | Tensor) -> Rotation:
-        """The rotation of some of the rows."""
-        return Rotation(self.cos[rows], self.sin[rows])
-
     def inverse(self) -> Rotation:
         """The opposite rotation, as applied to attention outputs."""
         return Rotation(self.cos, -self.sin)
@@ -74,15 +70,9 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     return torch.cat((kept, pairs.flatten(-2).to(x.dtype)), dim=-1)
 
 
-def rotate_from(x: Tensor, source: Tensor | None, rotation: Rotation) -> None:
-    """Overwrite the last channels of float32 ``x`` [T, ..., d] with the rotated ``source`` [T, ..., rope_dim].
-
-    ``source`` None rotates the channels where they are. One buffer of queries can so be turned to one segment's
-    frame after another without a copy of the channels that no rotation touches.
-    """
+def rotate_(x: Tensor, rotation: Rotation) -> None:
+    """As :func:`rotate`, in place, for float32 ``x``: channels that no rotation touches are not copied."""
     half = rotation.cos.shape[-1]
     shape = (x.shape[0],) + (1,) * (x.dim() - 2) + (half,)
-    target = torch.view_as_complex(x[..., -2 * half :].unflatten(-1, (half, 2)))
-    turn = torch.complex(rotation.cos, rotation.sin).view(shape)
-    start = target if source is None else torch.view_as_complex(source.unflatten(-1, (half, 2)))
-    torch.mul(start, turn, out=target)
+    turned = torch.view_as_complex(x[..., -2 * half :].unflatten(-1, (half, 2)))
+    turned.mul_(torch.complex(rotation.cos, rotation.sin).view(shape))

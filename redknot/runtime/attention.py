@@ -19,7 +19,7 @@ from redknot.ops.attention import Partial, apply_sink_, attend, merge_
 from redknot.ops.compressor import pool
 from redknot.ops.indexer import cut_margins, index_scores, keep_best
 from redknot.ops.norm import rms_norm
-from redknot.ops.rope import Rotation, rotate, rotate_from, rotation_at
+from redknot.ops.rope import Rotation, rotate, rotate_, rotation_at
 from redknot.runtime.capture import Capture
 from redknot.runtime.counters import Counters
 from redknot.runtime.layout import Block, GroupPlan, RowSet, group_plan
@@ -186,12 +186,12 @@ def _block(scope: Scope, p: Projections, q_a: Tensor, block: Block, heads: HeadS
     rotation = scope.rotation(block.cache, "rows", block.positions)
     q = linear(q_a, heads.wq).view(block.size, heads.heads, d)
     q = rms_norm(q, None, geometry.norm_eps).mul_(d**-0.5)
-    rotate_from(q, None, rotation)
+    rotate_(q, rotation)
     whole = _window(scope, q, block)
     if scope.ratio and (seen := block.entries[scope.ratio]) is not None:
         scope.counters.add_pairs(int((seen.visible > 0).sum()), heads.heads, d)  # a merge costs as much as one more key
         merge_(whole, _entries(scope, p, q, q_a, block, seen))
-    rotate_from(whole.output, None, rotation.inverse())
+    rotate_(whole.output, rotation.inverse())
     return apply_sink_(whole, heads.sinks)
 
 
@@ -205,7 +205,7 @@ def _read(scope: Scope, block: Block, table: Table, kind: str) -> Tensor:
     if table.shifts is None:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
     keys = torch.cat(parts)
-    rotate_from(keys, None, scope.rotation(block.cache, id(table), table.shifts))
+    rotate_(keys, scope.rotation(block.cache, id(table), table.shifts))
     return keys
 
 
@@ -256,7 +256,7 @@ def _scores(scope: Scope, p: Projections, q_a: Tensor, block: Block, seen: Entri
     assert indexer is not None
     heads, d = geometry.index_heads, geometry.index_head_dim
     q = linear(q_a, indexer.wq_b).view(block.size, heads, d)
-    rotate_from(q, None, scope.rotation(block.cache, "rows", block.positions))
+    rotate_(q, scope.rotation(block.cache, "rows", block.positions))
     weights = p.index_weights[block.rows] * (d * heads) ** -0.5
     scores = index_scores(q, _read(scope, block, seen.table, "index_keys"), weights)
     every = scope.capture is not None and scope.capture.wants_scores

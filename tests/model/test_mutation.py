@@ -15,6 +15,7 @@ from redknot.latents.segment import Segment
 from redknot.model.geometry import RopeSpec
 from redknot.model.weights import ModelWeights
 from redknot.ops import compressor, hyper, moe
+from redknot.ops.rope import Rotation
 from redknot.runtime import attention, forward, layout
 from redknot.runtime.model import Model
 from tests.kit.alter import with_geometry, with_tensors
@@ -144,12 +145,10 @@ MUTATIONS["kinds of rotation mixed up"] = geometry(
     lambda g: {"rope_main": g.rope_compress, "rope_compress": g.rope_main}
 )
 MUTATIONS["un-rotation of the output"] = replaced(
-    attention, "rotate_from", lambda native: lambda x, source, turn: None if source is None else native(x, source, turn)
+    Rotation, "inverse", lambda _: lambda self: Rotation(torch.ones_like(self.cos), torch.zeros_like(self.sin))
 )
 MUTATIONS["rotation of the indexer's queries"] = replaced(
-    attention,
-    "rotate_from",
-    lambda native: lambda x, source, turn: None if x.shape[-1] == 32 else native(x, source, turn),
+    attention, "rotate_", lambda native: lambda x, rotation: None if x.shape[-1] == 32 else native(x, rotation)
 )
 
 # Compressed entries.
