@@ -25,6 +25,7 @@ class Selector(StrEnum):
 
     NONE = "none"
     INDEXER = "indexer"  # a probe pass of the last query rows, ranked by the model's own indexers
+    DEVIATION = "deviation"  # how far stored latents of one layer are from those that this request computes there
 
 
 class _Frozen(BaseModel):
@@ -44,11 +45,17 @@ class Protected(_Frozen):
     first_windows: Annotated[int, Field(ge=0)] = 1  # windows at the start of each relocated run
     last_windows: Annotated[int, Field(ge=0)] = 1  # windows at its end
     recent_tail: Annotated[int, Field(ge=0)] = 0  # tokens before the end of the request
-    indexed_share: Annotated[float, Field(ge=0, le=1)] = 0.05  # cap of indexer-picked rows among candidates
+    indexed_share: Annotated[float, Field(ge=0, le=1)] = 0.05  # cap of the rows a selector protects, of candidates
 
 
 class Profile(_Frozen):
-    """One way to trade recomputation for quality."""
+    """One way to trade recomputation for quality.
+
+    ``deviation_layer`` counts for the selector ``deviation`` alone. Latents of layer 0 depend on the token only, and
+    up to the first compressed layer on the sliding windows before it. What lies further back, other documents that is,
+    shows behind a compressed layer, its single facts behind a CSA layer: the default lies behind the first one of
+    nano (two sliding layers, HCA, CSA), of V4-Flash and of V4-Pro.
+    """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
     fence_layers: Annotated[int, Field(ge=0)] = 1  # first and last, each
@@ -57,6 +64,7 @@ class Profile(_Frozen):
     middle_idle: Treatment = Treatment.SKIP
     protected: Protected = Protected()
     selector: Selector = Selector.INDEXER
+    deviation_layer: Annotated[int, Field(ge=0)] = 4  # whose latents the selector "deviation" compares
     budget: Annotated[float, Field(ge=0, le=1)] = 0.10  # Active rows as a share of the candidates
     fan_out: FanOutPolicy | None = None
     global_heads: tuple[Annotated[int, Field(ge=0)], ...] = (0,)  # positions within each output group
@@ -65,14 +73,18 @@ class Profile(_Frozen):
     def _possible(self) -> Profile:
         if self.fence_idle is Treatment.GLOBAL_Z:
             raise ValueError("fence_idle must be full or skip")
+        if self.fence_idle is Treatment.SKIP and self.fence_layers and not self.reuses_rows:
+            raise ValueError("fence_idle skip needs middle_idle skip: rows enter the middle from the first fence")
         if self.middle_active is Treatment.SKIP and self.budget > 0:
             raise ValueError("active rows that skip need budget 0")
-        if (
-            (self.budget > 0 or self.protected.indexed_share > 0)
-            and self.selector is Selector.NONE
-            and self.reuses_rows
-        ):
+        wants = self.budget > 0 or self.protected.indexed_share > 0
+        if wants and self.selector is Selector.NONE and self.reuses_rows:
             raise ValueError("a budget or indexed_share needs a selector")
+        if self.picks_rows and not self.reuses_rows:
+            raise ValueError(
+                f"selector {self.selector} needs middle_idle skip, else no latents are restored for it to read; "
+                "set selector none, or budget and indexed_share 0"
+            )
         if Treatment.GLOBAL_Z in (self.middle_active, self.middle_idle) and not self.fence_layers:
             raise ValueError("global+z needs at least one fence layer: the last layer keeps no Z_L")
         if not self.global_heads or len(set(self.global_heads)) != len(self.global_heads):
@@ -88,6 +100,11 @@ class Profile(_Frozen):
     def reuses_rows(self) -> bool:
         """Whether some rows are read from artifacts instead of run."""
         return self.middle_idle is Treatment.SKIP
+
+    @property
+    def picks_rows(self) -> bool:
+        """Whether a selector ranks rows inside documents, to run the best of them."""
+        return self.selector is not Selector.NONE and (self.budget > 0 or self.protected.indexed_share > 0)
 
     @property
     def runs_inside_documents(self) -> bool:
@@ -163,5 +180,6 @@ def load_profile(name_or_path: str) -> Profile:
         raise ConfigError(f"profile {path}: not readable ({error})") from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "profile"
-        raise ConfigError(f"profile {path}: {where}: {first['msg']}") from None
+        where = ".".join(str(part) for part in first["loc"])
+        what = first["msg"].removeprefix("Value error, ")  # pydantic's, in front of the messages of _possible
+        raise ConfigError(f"profile {path}: {where + ': ' if where else ''}{what}") from None

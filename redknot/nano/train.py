@@ -88,12 +88,13 @@ def key_values(rng: Generator, n_tokens: int) -> tuple[Any, Any]:
 
 def curriculum(tokenizer: Tokenizer) -> list[Phase]:
     """The phases of the committed checkpoint, in order."""
-    one = sentences(tokenizer, n_documents=[1, 2], facts_per_document=[1, 2, 3], n_questions=3)
+    some, many = [1, 2, 3], [4, 6, 8]
+    one = sentences(tokenizer, n_documents=[1, 2], facts_per_document=some, n_questions=3)
     both = sentences(tokenizer, n_documents=[2, 3, 4], facts_per_document=[2, 3], n_questions=6, latest_share=0.3)
-    long = sentences(tokenizer, n_documents=[4, 6, 8], facts_per_document=[2, 3], n_questions=12, latest_share=0.3)
+    long = sentences(tokenizer, n_documents=many, facts_per_document=[2, 3], n_questions=12, latest_share=0.3)
     pairs = sentences(tokenizer, n_documents=[2, 3, 4], facts_per_document=[2], n_questions=7, latest_share=1.0)
-    mostly = sentences(tokenizer, n_documents=[4, 6, 8], facts_per_document=[1, 2, 3], n_questions=12, latest_share=0.7)
-    full = sentences(tokenizer, n_documents=[4, 6, 8], facts_per_document=[1, 2, 3, 4], n_questions=24, latest_share=0.5)
+    mostly = sentences(tokenizer, n_documents=many, facts_per_document=some, n_questions=12, latest_share=0.7)
+    full = sentences(tokenizer, n_documents=many, facts_per_document=[*some, 4], n_questions=24, latest_share=0.5)
     return [
         Phase("alphabet-256", CORE, 128, 24, 1500, 0.80, ((1.0, induction(256)),)),
         Phase("alphabet-768", CORE, 128, 24, 600, 0.85, ((1.0, induction(768)),)),

@@ -72,7 +72,7 @@ def repaired_rows(run: KnownRun, total: int, profile: Profile, window: int, grou
 
 
 def protected_rows(total: int, runs: Sequence[KnownRun], profile: Profile, window: int, group: int) -> Tensor:
-    """Q, N, D, B and T of DESIGN section 5 as a mask [total]; indexer-picked rows come later."""
+    """Q, N, D, B and T of DESIGN section 5 as a mask [total]; picked rows come later."""
     mask = torch.ones(total, dtype=torch.bool)
     for run in runs:
         mask[run.start : run.stop] = repaired_rows(run, total, profile, window, group)
@@ -82,7 +82,7 @@ def protected_rows(total: int, runs: Sequence[KnownRun], profile: Profile, windo
 def pick_rows(
     total: int, runs: Sequence[KnownRun], protected: Tensor, ranking: Tensor, profile: Profile, group: int, topk: int
 ) -> Rows:
-    """Add indexer-picked (I) and Active rows by a ranking of groups.
+    """Add picked protected (I) and Active rows by a ranking of groups, whichever selector made it.
 
     ``ranking`` [groups over all runs] scores each run's groups of ``group`` tokens in order (higher is better,
     ties to the lower position). A picked group brings the group before it in its run, because an entry is refreshed

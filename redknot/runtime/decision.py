@@ -10,7 +10,7 @@ from torch import Tensor
 
 from redknot.errors import RequestReason
 from redknot.model.geometry import Geometry
-from redknot.model.profile import Profile, Selector, Treatment
+from redknot.model.profile import Profile, Selector
 from redknot.plan.match import match_spans, match_tokens
 from redknot.plan.planner import Plan, Span, make_plan
 from redknot.plan.rows import KnownRun
@@ -34,20 +34,20 @@ def plan_request(library: Library, profile: Profile, token_ids: Tensor, spans: S
 
 
 def check_profile(profile: Profile, geometry: Geometry) -> None:
-    """Raise Refused for a profile that reuses nothing or that this geometry cannot run."""
+    """Raise Refused for a profile that reuses nothing or that this geometry cannot run.
+
+    What no geometry could run is no profile: ``Profile`` itself refuses that.
+    """
     if not profile.reuses:
         raise Refused(RequestReason.REUSE_OFF, f"profile {profile.name} reuses nothing")
     problem = ""
     layers, fences = geometry.num_layers, profile.fence_layers
-    picks = profile.selector is not Selector.NONE and (profile.budget > 0 or profile.protected.indexed_share > 0)
     if 2 * fences >= layers:
         problem = f"{layers} layers leave no middle for {fences}+{fences} fence layers"
     elif max(profile.global_heads) >= geometry.heads_per_group:
         problem = f"Global head {max(profile.global_heads)} in groups of {geometry.heads_per_group}"
-    elif fences and profile.fence_idle is Treatment.SKIP and not profile.reuses_rows:
-        problem = "idle rows that skip the fences cannot enter the middle"
-    elif picks and not profile.reuses_rows:
-        problem = "its selector reads latents, which a profile that skips no rows does not restore"
+    elif profile.selector is Selector.DEVIATION and profile.deviation_layer >= layers:
+        problem = f"deviation_layer {profile.deviation_layer}, but its layers are 0 to {layers - 1}"
     if problem:
         raise Refused(RequestReason.UNSUPPORTED_MODEL, f"profile {profile.name} does not fit the model: {problem}")
 

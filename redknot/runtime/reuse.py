@@ -1,4 +1,4 @@
-"""Reuse: a session whose documents come from artifacts, the row ranking, and the stages a profile runs.
+"""Reuse: a session whose documents come from artifacts, the choice of rows, and the stages a profile runs.
 
 Rows that do not run are read from the segments that artifacts filled. Rows that run leave fresh latents over the
 stored ones; the stored bytes themselves are never written to.
@@ -21,12 +21,12 @@ from redknot.model.geometry import Geometry
 from redknot.model.profile import Profile, Selector, Treatment
 from redknot.ops.moe import FanOut
 from redknot.plan.rows import KnownRun, Rows, pick_rows, protected_rows
-from redknot.runtime.capture import Capture
 from redknot.runtime.counters import Counters
 from redknot.runtime.forward import HeadSplit, Stage, forward
 from redknot.runtime.layout import RowSet
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import CHUNK_ROWS
+from redknot.runtime.ranking import rank_by_deviation, rank_by_indexer
 
 
 class Sections(Protocol):
@@ -74,6 +74,7 @@ def segmented_session(geometry: Geometry, runs: Sequence[KnownRun], total: int, 
     return session
 
 
+@torch.inference_mode()
 def restore(session: Session, sources: Sequence[Source], geometry: Geometry) -> None:
     """Fill the known segments from their artifacts; raises StoreError for a section that cannot be trusted."""
     by_start = {segment.first: segment for segment in session.segments}
@@ -94,49 +95,20 @@ def restore(session: Session, sources: Sequence[Source], geometry: Geometry) -> 
                 latents.index_keys[:count] = keys[first : first + count]
 
 
-@torch.inference_mode()
-def rank_groups(
-    model: Model, session: Session, runs: Sequence[KnownRun], token_ids: Tensor, counters: Counters
-) -> Tensor:
-    """Rank the runs' 4-token groups by a probe pass: [groups over all runs], higher is more wanted.
-
-    The last w rows of the request run over the restored latents alone; the indexer scores they give each group are
-    summed over rows and CSA layers.
-    """
-    geometry, total = model.geometry, session.length
-    starts = {run.start for run in runs}
-    known = [segment for segment in session.segments if segment.first in starts]
-    behind = max((segment.stop for segment in known), default=0)
-    first = max(total - geometry.window, behind)
-    probe = Segment(first, 0, total - first, closed=False)
-    allocate(probe, geometry, probe.length)
-    ghost = Session([*known, probe])
-    rows = RowSet(geometry, (ghost,), (torch.arange(first, total),))
-    stage = Stage(range(geometry.num_layers), rows, token_ids[first:], go_on=torch.empty(0, dtype=torch.int64))
-    capture, own = Capture(wants_scores=True), Counters()
-    if probe.length:
-        forward(model, [stage], own, capture)
-    counters.add_probe(own)
-    nothing = torch.zeros(0)
-    scores = []
-    for segment in known:
-        count = segment.entries(geometry.csa_ratio)
-        found = capture.entry_scores.get(id(segment), nothing)
-        scores.append(torch.cat((found, torch.zeros(count - len(found)))))
-    return torch.cat(scores)
-
-
 def choose_rows(
     model: Model, session: Session, runs: list[KnownRun], token_ids: Tensor, profile: Profile, counters: Counters
 ) -> Rows:
-    """Row classes of a request; probes the latents when the profile selects rows by them."""
+    """Row classes of a request; probes the latents when the profile picks rows by them."""
     geometry, total = model.geometry, session.length
     group = geometry.csa_ratio
     protected = protected_rows(total, runs, profile, geometry.window, group)
-    wants = profile.budget > 0 or profile.protected.indexed_share > 0
-    if profile.selector is Selector.NONE or not wants or not runs:
+    if not profile.picks_rows or not runs:
         return Rows(total, protected, torch.zeros_like(protected))
-    ranking = rank_groups(model, session, runs, token_ids, counters)
+    if profile.selector is Selector.DEVIATION:
+        scratch = segmented_session(geometry, runs, total, room=0)
+        ranking = rank_by_deviation(model, session, scratch, runs, token_ids, profile.deviation_layer, counters)
+    else:
+        ranking = rank_by_indexer(model, session, runs, token_ids, counters)
     return pick_rows(total, runs, protected, ranking, profile, group, geometry.index_topk)
 
 
@@ -153,13 +125,8 @@ def prefill_reusing(
 ) -> Tensor:
     """Run what a profile runs over a restored session; returns the last row's logits [vocab]."""
     step = _Stages(model, session, sources, rows, token_ids, profile)
-    weight = step.in_fences.long().cumsum(0)
-    edges = [0]
-    for number in range(1, int(weight[-1]) // chunk + 1):
-        edges.append(int(torch.searchsorted(weight, number * chunk)) + 1)
-    edges = sorted({min(edge, rows.total) for edge in [*edges, rows.total]})
     logits = torch.empty(0)
-    for lo, hi in pairwise(edges):
+    for lo, hi in pairwise(step.edges(chunk)):
         logits = forward(model, step.of(lo, hi), counters)
     return logits[-1]
 
@@ -182,6 +149,17 @@ class _Stages:
         if profile.middle_idle is Treatment.GLOBAL_Z:
             split |= ~rows.running
         self.split = split
+
+    def edges(self, chunk: int) -> list[int]:
+        """Cut the request into chunks of ``chunk`` rows a layer, averaged over the layers.
+
+        Cut by the rows of the fences alone, a chunk would hold only a few rows of the layers in between.
+        """
+        layers, fences = self.model.geometry.num_layers, 2 * self.profile.fence_layers
+        weight = (fences * self.in_fences.long() + (layers - fences) * self.in_middle.long()).cumsum(0)
+        full = torch.arange(1, int(weight[-1]) // (chunk * layers) + 1) * chunk * layers
+        inner = (torch.searchsorted(weight, full) + 1).tolist()
+        return sorted({0, *inner, self.rows.total})
 
     def of(self, lo: int, hi: int) -> list[Stage]:
         """The stages of request positions [lo, hi)."""

@@ -179,6 +179,15 @@ def test_refusals_are_one_line(build, tmp_path, options, message):
     assert sorted(set(os.listdir(tmp_path)) - {"cache"}) == before
 
 
+def test_a_profile_that_cannot_be_is_one_line(build, tmp_path):
+    profile = tmp_path / "late.json"
+    profile.write_text('{"name": "late", "middle_idle": "full", "selector": "none", "fence_idle": "skip"}')
+    ran = build("--profile", profile)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.count("\n") == 1
+    assert f"profile {profile}: fence_idle skip needs middle_idle skip" in ran.err
+
+
 @pytest.mark.parametrize(("make", "message"), [("folder", "holds no document"), (None, "there is no folder or file")])
 def test_nothing_to_read(build, tmp_path, make, message):
     where = tmp_path / "other"

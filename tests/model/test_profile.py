@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from redknot.build.target import make_target
 from redknot.errors import ConfigError
+from redknot.model.geometry import LayerKind
 from redknot.model.profile import SHIPPED, FanOutPolicy, Profile, Protected, Selector, Treatment, load_profile
 from redknot.nano.parameters import GEOMETRY
 
@@ -75,6 +79,7 @@ def test_needs_of_the_shipped_profiles(name, needs):
 
 
 TAILS = {"budget": 0.0, "selector": Selector.NONE}
+NO_ENDS = Protected(last_windows=0, indexed_share=0.0)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +102,16 @@ TAILS = {"budget": 0.0, "selector": Selector.NONE}
         ({"protected": Protected(last_windows=0), "budget": 0.0}, ("latents", "streams:1", "window_all")),
         ({"protected": Protected(last_windows=0, indexed_share=0.0)}, ("latents", "streams:1", "window_all")),
         ({"fan_out": FanOutPolicy(k_min=3, tau=0.8)}, ("latents", "streams:1", "window_all")),
+        ({"selector": Selector.DEVIATION}, ("latents", "streams:1", "window_all")),
+        ({"selector": Selector.DEVIATION, "protected": NO_ENDS}, ("latents", "streams:1", "window_all")),
+        (
+            {"selector": Selector.DEVIATION, "protected": Protected(last_windows=0), "budget": 0.0},
+            ("latents", "streams:1", "window_all"),
+        ),
+        (
+            {"selector": Selector.DEVIATION, "protected": NO_ENDS, "budget": 0.0},
+            ("latents", "streams:1", "window_tail"),
+        ),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
@@ -120,6 +135,8 @@ def test_digests_change_with_the_content():
         {"middle_active": Treatment.GLOBAL_Z},
         {"middle_idle": Treatment.FULL},
         {"budget": 0.11},
+        {"selector": Selector.DEVIATION},
+        {"deviation_layer": 5},
         {"global_heads": (1,)},
         {"fan_out": FanOutPolicy()},
         {"fan_out": FanOutPolicy(k_min=4)},
@@ -136,6 +153,38 @@ def test_digests_change_with_the_content():
 def test_profiles_are_frozen():
     with pytest.raises(ValueError, match="frozen"):
         SHIPPED["turbo"].budget = 0.5  # type: ignore[misc]
+
+
+SPLIT = {"middle_active": "global+z", "middle_idle": "global+z", "selector": "none"}
+
+
+def test_the_deviation_baseline():
+    """Its only rows inside documents are those that deviate most behind nano's first CSA layer; fences as rowsparse."""
+    profile = load_profile(str(ROOT / "configs/profiles/deviation.json"))
+    like = {name: getattr(SHIPPED["rowsparse"], name) for name in ("fence_layers", "fence_idle", "budget", "fan_out")}
+    assert {name: getattr(profile, name) for name in like} == like
+    assert (profile.selector, profile.deviation_layer) == (Selector.DEVIATION, 4)
+    assert GEOMETRY.kinds.index(LayerKind.CSA) == profile.deviation_layer - 1
+    assert profile.protected == Protected(first_windows=0, last_windows=0, recent_tail=0, indexed_share=0.0)
+    assert profile.needs() == ("latents", "streams:1", "window_all")
+
+
+@given(
+    st.sampled_from(Selector),
+    st.sampled_from([0.0, 0.1, 1.0]),
+    st.sampled_from([0.0, 0.05]),
+    st.integers(0, 1),
+    st.sampled_from(Treatment),
+)
+def test_a_selector_that_picks_has_all_windows_to_read(selector, budget, share, last, idle):
+    protected = Protected(indexed_share=share, last_windows=last)
+    try:
+        profile = Profile(name="p", selector=selector, budget=budget, protected=protected, middle_idle=idle)
+    except ValidationError:
+        return
+    assert profile.picks_rows == (selector is not Selector.NONE and budget + share > 0)
+    if profile.picks_rows:
+        assert {"latents", "window_all"} <= set(profile.needs())
 
 
 @pytest.mark.parametrize(
@@ -163,6 +212,17 @@ def test_profiles_are_frozen():
         ({"name": "p", "selector": "none"}, "needs a selector"),
         ({"name": "p", "selector": "none", "budget": 0}, "needs a selector"),
         ({"name": "p", "middle_active": "global+z", "fence_layers": 0}, "at least one fence layer"),
+        ({"name": "p", "selector": "random"}, "selector: Input should be 'none', 'indexer' or 'deviation'"),
+        ({"name": "p", "deviation_layer": -1}, "deviation_layer: Input should be greater than or equal to 0"),
+        ({"name": "p", "deviation_layer": 1.5}, "deviation_layer: Input should be a valid integer"),
+        (
+            {"name": "p", "middle_active": "global+z", "middle_idle": "global+z"},
+            "selector indexer needs middle_idle skip",
+        ),
+        ({"name": "p", "middle_idle": "full", "selector": "deviation"}, "selector deviation needs middle_idle skip"),
+        ({"name": "p", "middle_idle": "full", "budget": 0}, "selector indexer needs middle_idle skip"),
+        ({"name": "p", **SPLIT, "fence_idle": "skip"}, "fence_idle skip needs middle_idle skip"),
+        ({"name": "p", **SPLIT, "middle_idle": "full", "fence_idle": "skip"}, "fence_idle skip needs middle_idle skip"),
     ],
 )
 def test_what_is_wrong_is_one_line_with_the_file_and_the_field(tmp_path, content, message):
@@ -171,6 +231,7 @@ def test_what_is_wrong_is_one_line_with_the_file_and_the_field(tmp_path, content
         load_profile(path)
     assert str(error.value).startswith(f"profile {path}: ")
     assert "\n" not in str(error.value)
+    assert "Value error" not in str(error.value)  # pydantic's
 
 
 def test_a_profile_that_does_not_exist_lists_those_that_do(tmp_path):

@@ -74,7 +74,7 @@ LAYOUTS: dict[str, list[Piece]] = {
 
 def profiles() -> list[Profile]:
     shipped = [profile for profile in SHIPPED.values() if profile.reuses]
-    return [*shipped, load_profile(str(ROOT / "configs/profiles/plain.json"))]
+    return [*shipped, *(load_profile(str(ROOT / f"configs/profiles/{name}.json")) for name in ("plain", "deviation"))]
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from redknot.artifact.certificate import CertificateDraft
+from redknot.artifact.identity import token_array, token_hash
 from redknot.artifact.schema import generation_dir
 from redknot.artifact.store import ArtifactStore
 from redknot.build.target import make_target
 from redknot.comm.shard import Shard
-from redknot.errors import DocumentReason, RequestReason, ReuseUnavailableError
+from redknot.errors import ConfigError, DocumentReason, RequestReason, ReuseUnavailableError
 from redknot.model.profile import SHIPPED, Profile, Protected, Selector, Treatment
 from redknot.plan.planner import Span
 from redknot.runtime.engine import Engine, Result
-from tests.artifact.kit import flip, offset_of
+from tests.artifact.kit import TOKEN_DAMAGE, alter_tokens, flip, offset_of
 from tests.kit.requests import BOS, document, publish
 from tests.runtime.conftest import Served
+from tests.runtime.test_metrics import samples
 
 QUESTION = document(20, 7)
 NEW = 4  # generated tokens compared
@@ -82,6 +84,7 @@ def expect_dense(
     assert report.reused_tokens == 0
     assert all(found.reused == 0 and found.recomputed == found.length for found in report.documents)
     assert report.ledgers.token_rows.saved == report.ledgers.head_rows.saved == 0
+    assert report.bounds is report.to_dict()["bounds"] is None
     for detail in details:
         assert detail in report.detail
     assert "\n" not in report.detail
@@ -171,13 +174,59 @@ def test_damage_after_the_first_request_is_seen(served, own, dense, caplog):
 
 
 def test_token_mismatch(served, own, dense, caplog):
-    """The catalogue says other tokens than the certificate: nobody may rely on them."""
+    """The catalogue says other tokens than the certificate, consistently: nobody may rely on them."""
     store, certificates = own
+    other = served.documents[2] + document(32, 3)
+    alter_tokens(store, certificates[0].artifact_id, lambda ids: token_array(other).tobytes())
     with ArtifactStore(store) as opened, opened.catalogue.write() as connection:
-        ids = torch.tensor(served.documents[2] + document(32, 3), dtype=torch.int32).numpy().tobytes()
-        connection.execute("UPDATE tokens SET ids = ? WHERE artifact_id = ?", (ids, certificates[0].artifact_id))
-    request = {"segments": [served.documents[2] + document(32, 3), QUESTION]}
+        claim = (token_hash(other), len(other), certificates[0].artifact_id)
+        connection.execute("UPDATE artifacts SET token_hash = ?, token_count = ? WHERE artifact_id = ?", claim)
+    request = {"segments": [other, QUESTION]}
     expect_dense(Engine(served.checkpoint, store), RequestReason.TOKEN_MISMATCH, request, dense, caplog)
+
+
+@pytest.mark.parametrize("damage", TOKEN_DAMAGE)
+def test_damaged_token_ids_take_one_document_out(served, own, caplog, damage):
+    """Not a reason for the request: the document is new text, the other one is reused, and a build repairs it."""
+    store, certificates = own
+    alter_tokens(store, certificates[0].artifact_id, TOKEN_DAMAGE[damage])
+    engine = Engine(served.checkpoint, store)
+    with caplog.at_level(logging.ERROR, "redknot"):
+        result = expect_reuse(engine, request_of(served))
+    assert [found.reason for found in result.report.documents] == [DocumentReason.NO_MATCH, None]
+    [line] = caplog.messages
+    assert line.startswith(f"artifact {certificates[0].artifact_id[:12]} generation 1: tokens in catalogue.sqlite: ")
+    assert line.endswith("; quarantined")
+    assert samples(engine.metrics)["redknot_documents_total{outcome=no_match}"] == 1
+    assert engine._library is not None
+    assert engine._library.store.counters["corrupt_sections"] == 1
+    sound = served.engine().generate(segments=[document(96, 5), *request_of(served)["segments"][1:]], max_new_tokens=1)
+    assert sound.report.reused_tokens == result.report.reused_tokens
+    caplog.clear()
+    publish(served.checkpoint, store, served.documents[:1])
+    again = expect_reuse(engine, request_of(served))
+    assert [found.reason for found in again.report.documents] == [None, None]
+    assert caplog.messages == []
+
+
+def test_token_ids_damaged_while_serving(served, own):
+    """A catalogue that is read again drops the document; the index never held the damaged ids."""
+    store, certificates = own
+    engine = Engine(served.checkpoint, store)
+    expect_reuse(engine, request_of(served))
+    alter_tokens(store, certificates[0].artifact_id, TOKEN_DAMAGE["one id"])
+    publish(served.checkpoint, store, served.documents[2:3])
+    result = expect_reuse(engine, request_of(served))
+    assert [found.reason for found in result.report.documents] == [DocumentReason.NO_MATCH, None]
+
+
+def test_every_document_damaged(served, own, dense, caplog):
+    store, certificates = own
+    for certificate in certificates:
+        alter_tokens(store, certificate.artifact_id, TOKEN_DAMAGE["one id"])
+    engine = Engine(served.checkpoint, store)
+    for _ in range(2):
+        expect_dense(engine, RequestReason.NOTHING_TO_REUSE, request_of(served), dense, caplog)
 
 
 def test_profile_mismatch(served, tmp_path, dense, caplog):
@@ -373,20 +422,8 @@ def test_a_store_that_breaks_while_serving(served, own, dense, caplog):
         (Profile(name="deep", fence_layers=3), "leave no middle for 3+3"),
         (Profile(name="wide", middle_active=Treatment.GLOBAL_Z, global_heads=(8,)), "Global head 8 in groups of 8"),
         (
-            Profile(name="blind", middle_active=Treatment.GLOBAL_Z, middle_idle=Treatment.GLOBAL_Z),
-            "its selector reads latents",
-        ),
-        (
-            Profile(
-                name="late",
-                fence_idle=Treatment.SKIP,
-                middle_active=Treatment.GLOBAL_Z,
-                middle_idle=Treatment.GLOBAL_Z,
-                selector=Selector.NONE,
-                budget=0.0,
-                protected=Protected(indexed_share=0.0),
-            ),
-            "cannot enter the middle",
+            Profile(name="far", selector=Selector.DEVIATION, deviation_layer=5),
+            "deviation_layer 5, but its layers are 0 to 4",
         ),
     ],
     ids=lambda value: value.name if isinstance(value, Profile) else "",
@@ -394,6 +431,25 @@ def test_a_store_that_breaks_while_serving(served, own, dense, caplog):
 def test_unsupported_model(served, dense, caplog, profile, detail):
     engine = Engine(served.checkpoint, served.store, profile)
     expect_dense(engine, RequestReason.UNSUPPORTED_MODEL, request_of(served), dense, caplog, detail)
+
+
+@pytest.mark.parametrize(
+    ("content", "detail"),
+    [
+        ({"middle_active": "global+z", "middle_idle": "global+z"}, "selector indexer needs middle_idle skip"),
+        ({"middle_idle": "full", "budget": 0, "fence_idle": "skip"}, "fence_idle skip needs middle_idle skip"),
+        ({"selector": "deviation", "deviation_layer": -1}, "deviation_layer: Input should be greater than or equal"),
+    ],
+    ids=["blind", "late", "negative"],
+)
+def test_what_no_model_could_run_is_no_profile(served, tmp_path, content, detail):
+    """Said in one line when the engine starts, not with every request."""
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"name": "p", **content}))
+    with pytest.raises(ConfigError, match=detail) as error:
+        Engine(served.checkpoint, served.store, str(path))
+    assert str(error.value).startswith(f"profile {path}: ")
+    assert "\n" not in str(error.value)
 
 
 # Document reasons
@@ -491,16 +547,25 @@ def test_other_namespace(served, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("found", [True, False])
-def test_required_reuse(served, tmp_path, found):
+def test_required_reuse(served, tmp_path, caplog, found):
     segments = [*served.documents[:2], QUESTION] if found else [document(50, 70), QUESTION]
     if found:
         assert served.engine().generate(segments=segments, reuse="required", max_new_tokens=1).report.arm == "reuse"
         engine, reason = Engine(served.checkpoint, tmp_path / "none"), RequestReason.STORE_UNAVAILABLE
     else:
         engine, reason = served.engine(), RequestReason.NOTHING_TO_REUSE
-    with pytest.raises(ReuseUnavailableError, match=f"not possible: {reason} ") as error:
+    before = samples(engine.metrics)
+    with caplog.at_level(logging.INFO, "redknot"), pytest.raises(ReuseUnavailableError) as error:
         engine.generate(segments=segments, reuse="required")
     assert "\n" not in str(error.value)
+    detail = str(error.value).removeprefix(f"reuse is required but not possible: {reason} ")
+    assert detail != str(error.value)
+    assert caplog.messages[-1] == f"refused: {reason} {detail}"
+    # In the metrics it is a refused request with its reason, and no answered one.
+    after = samples(engine.metrics)
+    assert {name: after[name] - before[name] for name in before if after[name] != before[name]} == {
+        f"redknot_requests_refused_total{{reason={reason}}}": 1
+    }
 
 
 def test_profiles_for_an_engine_without_picks(served):

@@ -1,28 +1,17 @@
-"""Restoring, ranking and running chosen rows: what is read from where, whatever the request looks like."""
+"""Restoring, choosing and running rows: what is read from where, whatever the request looks like."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import pytest
 import torch
 
 from redknot.build.capture import evaluate
-from redknot.latents.session import Session
 from redknot.model.profile import SHIPPED
 from redknot.plan.rows import KnownRun, Rows
 from redknot.runtime.counters import Counters
 from redknot.runtime.model import Model
-from redknot.runtime.reuse import (
-    Source,
-    choose_rows,
-    prefill_reusing,
-    rank_groups,
-    restore,
-    segmented,
-    segmented_session,
-)
-from tests.kit.requests import WINDOW, Memory, Piece, assemble, document, known, new, poisoned
+from redknot.runtime.reuse import choose_rows, prefill_reusing, segmented, segmented_session
+from tests.kit.requests import WINDOW, Memory, document, known, new, restored
 from tests.kit.rows import widest
 from tests.runtime.conftest import Served
 
@@ -39,15 +28,6 @@ def model(served: Served) -> Model:
 @pytest.fixture(scope="module")
 def artifacts(model: Model) -> list[Memory]:
     return [Memory(s) for s in evaluate(model, [torch.tensor(ids) for ids in DOCS], EVERY_NEED, Counters())]
-
-
-def restored(model: Model, artifacts: list[Memory], pieces: list[Piece]) -> tuple[torch.Tensor, list[Source], Session]:
-    ids, runs = assemble(pieces)
-    sources = [Source(run, artifacts[int(run.artifact_id)]) for run in runs]
-    with poisoned():
-        session = segmented_session(model.geometry, runs, len(ids), 4)
-        restore(session, sources, model.geometry)
-    return ids, sources, session
 
 
 def test_a_request_is_cut_at_its_runs():
@@ -96,29 +76,6 @@ def test_a_tail_restores_the_last_window(model, length):
         assert torch.equal(held.window[length - WINDOW :], sections[f"layers.{layer}.window"])
 
 
-@pytest.mark.parametrize("question", [0, 1, 31, 32, 33, 62, 63, 64, 65, 100])
-def test_a_ranking_for_any_question(model, artifacts, question):
-    """Also where the question is longer than two windows, so that the probe stands apart from the documents."""
-    ids, sources, session = restored(model, artifacts, [*REQUEST, *([new(question, 3)] if question else [])])
-    counters = Counters()
-    ranking = rank_groups(model, session, [source.run for source in sources], ids, counters)
-    assert ranking.shape == (96 // 4 + -(-130 // 4),)
-    assert ranking.isfinite().all()
-    assert bool((ranking > 0).any()) == (question > 0)
-    rows = min(question, WINDOW)
-    assert counters.probe_row_layers == (rows * (model.geometry.num_layers - 1) if rows else 0)
-    assert counters.row_layers == 0
-
-
-def test_a_probe_does_not_touch_the_session(model, artifacts):
-    ids, sources, session = restored(model, artifacts, [*REQUEST, new(20, 3)])
-    before = [held.window.clone() for segment in session.segments for held in segment.layers]
-    rank_groups(model, session, [source.run for source in sources], ids, Counters())
-    after = [held.window for segment in session.segments for held in segment.layers]
-    assert all(torch.equal(a.nan_to_num(9.0), b.nan_to_num(9.0)) for a, b in zip(before, after, strict=True))
-    assert session.tails == {}
-
-
 @pytest.mark.parametrize("name", ["headsplit", "turbo", "recompute"])
 def test_no_probe_where_nothing_is_picked(model, artifacts, name):
     ids, sources, session = restored(model, artifacts, [*REQUEST, new(20, 3)])
@@ -151,9 +108,7 @@ def test_logits_do_not_depend_on_the_chunk(model, artifacts, name):
         found.append((logits, counters))
     for logits, counters in found[1:]:
         assert widest(logits, found[0][0]) <= 1e-4
-        # What counts as one merge of two parts depends on the block they are in.
-        assert dataclasses.replace(counters, flops=0) == dataclasses.replace(found[0][1], flops=0)
-        assert counters.flops == pytest.approx(found[0][1].flops, rel=0.02)
+        assert counters == found[0][1]
 
 
 @pytest.mark.parametrize("name", ["combined", "rowsparse", "turbo"])
