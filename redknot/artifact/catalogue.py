@@ -15,15 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-import numpy as np
-
 from redknot.artifact.identity import ModelIdentity
 from redknot.artifact.rows import (
     ARTIFACT_COLUMNS,
     ArtifactRow,
     ArtifactState,
     QuarantineRow,
-    TokenRow,
     artifact_row,
 )
 from redknot.errors import StoreError
@@ -187,17 +184,22 @@ class Catalogue:
         sql = f"SELECT {ARTIFACT_COLUMNS} FROM artifacts WHERE {where} ORDER BY created, artifact_id"
         return tuple(artifact_row(found) for found in self.query(sql, values))
 
-    def tokens(self, namespace: str, model: str) -> tuple[TokenRow, ...]:
-        """Return the token ids of every READY artifact of a namespace and model digest, oldest first."""
+    def tokens(self, namespace: str, model: str) -> tuple[tuple[ArtifactRow, bytes], ...]:
+        """Return every READY artifact of a namespace and model digest with its token ids, oldest first.
+
+        The ids are what is stored, empty where nothing is; whether they are sound is for ``rows.token_row``.
+        """
         sql = (
-            f"SELECT {ARTIFACT_COLUMNS}, ids FROM artifacts JOIN tokens USING (artifact_id) "
+            f"SELECT {ARTIFACT_COLUMNS}, ids FROM artifacts LEFT JOIN tokens USING (artifact_id) "
             "WHERE namespace = ? AND model = ? AND state = ? ORDER BY created, artifact_id"
         )
-        found: list[TokenRow] = []
-        for *values, ids in self.query(sql, (namespace, model, ArtifactState.READY)):
-            assert isinstance(ids, bytes)
-            found.append(TokenRow(artifact_row(values), np.frombuffer(ids, dtype="<i4")))
-        return tuple(found)
+        found = self.query(sql, (namespace, model, ArtifactState.READY))
+        return tuple((artifact_row(values), _bytes(ids)) for *values, ids in found)
+
+    def token_bytes(self, artifact_id: str) -> bytes:
+        """Return the stored token ids of one artifact, as ``tokens`` does."""
+        found = self.query("SELECT ids FROM tokens WHERE artifact_id = ?", (artifact_id,))
+        return _bytes(found[0][0]) if found else b""
 
     def names(self, namespace: str, artifact_id: str) -> tuple[str, ...]:
         """Return the document names of an artifact, sorted."""
@@ -219,6 +221,11 @@ class Catalogue:
         with self.write(wait_s) as connection:
             sql = "UPDATE artifacts SET last_used = max(last_used, ?) WHERE artifact_id = ?"
             connection.executemany(sql, [(at, artifact_id) for artifact_id, at in used.items()])
+
+
+def _bytes(value: object) -> bytes:
+    """A blob; a damaged record may hold any other type, and none of them is token ids."""
+    return value if isinstance(value, bytes) else b""
 
 
 def put_artifact(connection: sqlite3.Connection, row: ArtifactRow, model: ModelIdentity, token_ids: bytes) -> None:

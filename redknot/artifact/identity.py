@@ -158,7 +158,12 @@ def token_array(token_ids: TokenIds) -> npt.NDArray[np.int32]:
 
 def token_hash(token_ids: TokenIds) -> str:
     """Return the content hash (hex) of token ids; errors as ``token_array``."""
-    return tagged_hash("redknot.tokens", (("ids", token_array(token_ids).tobytes()),))
+    return token_bytes_hash(token_array(token_ids).tobytes())
+
+
+def token_bytes_hash(ids: bytes) -> str:
+    """Return the same hash from bytes that should be little-endian int32 ids; whether they are is not looked at."""
+    return tagged_hash("redknot.tokens", (("ids", ids),))
 
 
 def artifact_id(

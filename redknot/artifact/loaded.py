@@ -30,7 +30,7 @@ class Fault:
 
     artifact_id: str
     generation: int
-    section: str  # the section asked for, or "certificate"
+    section: str  # the section asked for, or "certificate", or "tokens"
     file: str
     reason: str
     missing: bool = False  # the file is not there: corrupt, or the generation was replaced

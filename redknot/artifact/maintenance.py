@@ -12,7 +12,7 @@ from pathlib import Path
 from redknot.artifact.catalogue import Catalogue
 from redknot.artifact.files import store_error
 from redknot.artifact.loaded import read_certificate
-from redknot.artifact.rows import ArtifactRow, ArtifactState
+from redknot.artifact.rows import ArtifactRow, ArtifactState, token_row
 from redknot.artifact.schema import (
     CERTIFICATE_FILE,
     OBJECTS_DIR,
@@ -142,14 +142,14 @@ def count_bytes(root: Path, catalogue_path: Path) -> StoreBytes:
 
 
 def examine(root: Path, catalogue: Catalogue, *, temporary_age_s: float) -> tuple[Finding, ...]:
-    """Compare the catalogue with the files, and look at permissions and free space; payloads are not read."""
+    """Check the catalogue, compare it with the files, look at permissions and free space; payloads are not read."""
     found: list[Finding] = []
     for (line,) in catalogue.query("PRAGMA quick_check"):
         if line != "ok":
             found.append(Finding("error", "catalogue_damaged", str(catalogue.path), str(line)))
     rows = {row.artifact_id: row for row in catalogue.rows()}
     for row in rows.values():
-        found += _examine_artifact(root, row)
+        found += _examine_artifact(root, catalogue, row)
     for artifact_id, generation, directory in generations_on_disk(root):
         known = rows.get(artifact_id)
         if known is None or generation != known.generation:
@@ -165,20 +165,25 @@ def examine(root: Path, catalogue: Catalogue, *, temporary_age_s: float) -> tupl
     return tuple(found)
 
 
-def _examine_artifact(root: Path, row: ArtifactRow) -> list[Finding]:
+def _examine_artifact(root: Path, catalogue: Catalogue, row: ArtifactRow) -> list[Finding]:
     directory = generation_dir(root, row.artifact_id, row.generation)
     where = str(directory)
     if row.state is ArtifactState.QUARANTINED:
         return [
             Finding("error", "quarantined", where, "a check failed; build it again, or verify it if it was repaired")
         ]
+    found: list[Finding] = []
+    try:
+        token_row(row, catalogue.token_bytes(row.artifact_id))
+    except StoreError as error:
+        found.append(Finding("error", "tokens_damaged", where, f"in {catalogue.path.name}: {error}; build it again"))
     try:
         certificate = read_certificate(directory)
     except OSError as error:
-        return [Finding("error", "certificate_unreadable", where, str(store_error("read", directory, error)))]
+        text = str(store_error("read", directory, error))
+        return [*found, Finding("error", "certificate_unreadable", where, text)]
     except StoreError as error:
-        return [Finding("error", "certificate_invalid", where, str(error))]
-    found: list[Finding] = []
+        return [*found, Finding("error", "certificate_invalid", where, str(error))]
     if (certificate.artifact_id, certificate.generation) != (row.artifact_id, row.generation):
         found.append(
             Finding("error", "certificate_other", where, "the certificate is of another artifact or generation")

@@ -15,8 +15,8 @@ from redknot.artifact.catalogue import Catalogue, put_quarantine, set_state
 from redknot.artifact.counters import Counters
 from redknot.artifact.loaded import Fault, LoadedArtifact, read_certificate, read_failure
 from redknot.artifact.reasons import MalformedFileError, StaleGenerationError
-from redknot.artifact.rows import ArtifactRow, ArtifactState, QuarantineRow
-from redknot.artifact.schema import CERTIFICATE_FILE, QUARANTINE_DIR, generation_dir
+from redknot.artifact.rows import ArtifactRow, ArtifactState, QuarantineRow, TokenRow, token_row
+from redknot.artifact.schema import CATALOGUE_FILE, CERTIFICATE_FILE, QUARANTINE_DIR, generation_dir
 from redknot.errors import CorruptSectionError, StoreError
 
 _LOADED_CAP = 1024  # artifacts whose certificate and mappings are kept
@@ -84,6 +84,19 @@ class Reader:
             certificate, directory, mapped=self._mapped, counters=self._counters, on_fault=self._quarantine
         )
 
+    def tokens(self, row: ArtifactRow, ids: bytes) -> TokenRow:
+        """Return an artifact's token ids from their bytes in the catalogue.
+
+        CorruptSectionError when they are damaged or gone (the artifact is then in quarantine); StaleGenerationError
+        when they are gone with their generation.
+        """
+        try:
+            return token_row(row, ids)
+        except MalformedFileError as error:
+            subject = (row.artifact_id, row.generation)
+            fault = Fault(*subject, "tokens", CATALOGUE_FILE, str(error), missing=not ids, movable=False)
+            raise self._quarantine(fault, self._catalogue.path) from error
+
     def _quarantine(self, fault: Fault, path: Path) -> StoreError:
         label = f"artifact {fault.artifact_id[:12]} generation {fault.generation}: {fault.section} in {fault.file}"
         moved_to = ""
@@ -119,10 +132,17 @@ class Reader:
         return any(row.generation == fault.generation for row in rows)
 
     def verify(self, row: ArtifactRow) -> VerifyResult:
-        """Read every section of an artifact again; damaged ones go to quarantine, a sound one is READY afterwards."""
+        """Read every section and the token ids of an artifact again; sound, it is READY afterwards.
+
+        Damaged sections go to quarantine.
+        """
         nbytes = 0
         names: tuple[str, ...] = ()
         problems: list[str] = []
+        try:
+            self.tokens(row, self._catalogue.token_bytes(row.artifact_id))
+        except StoreError as error:
+            problems.append(str(error))
         try:
             artifact = self._read(row)
             names = tuple(artifact.certificate.sections)

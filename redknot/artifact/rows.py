@@ -10,6 +10,9 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from redknot.artifact.identity import token_bytes_hash
+from redknot.artifact.reasons import MalformedFileError
+
 
 class ArtifactState(StrEnum):
     """Whether readers may be given an artifact."""
@@ -69,3 +72,12 @@ def artifact_row(values: Sequence[object]) -> ArtifactRow:
     fields[7] = tuple(json.loads(str(fields[7])))
     fields[9] = ArtifactState(str(fields[9]))
     return ArtifactRow(*fields)  # type: ignore[arg-type]
+
+
+def token_row(artifact: ArtifactRow, ids: bytes) -> TokenRow:
+    """Build a row from the stored bytes of token ids; MalformedFileError unless the artifact was made from these."""
+    if len(ids) != 4 * artifact.token_count:
+        raise MalformedFileError(f"{len(ids)} bytes for {artifact.token_count} token ids")
+    if token_bytes_hash(ids) != artifact.token_hash:
+        raise MalformedFileError(f"its {artifact.token_count} token ids do not match their hash")
+    return TokenRow(artifact, np.frombuffer(ids, dtype="<i4"))

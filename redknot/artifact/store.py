@@ -154,6 +154,7 @@ class ArtifactStore:
 
         Of several artifacts with the same tokens, one that covers ``needs`` (and ``world``, where they are
         sharded) comes before one that does not, then the smaller. Whether the one returned does is for ``validate``.
+        One whose token ids are damaged is left out and goes to quarantine; the others stay in service.
         """
         sharded = any(need_is_sharded(need) for need in needs)
 
@@ -162,7 +163,11 @@ class ArtifactStore:
             return (not covers, row.nbytes)
 
         best: dict[str, TokenRow] = {}
-        for found in self.catalogue.tokens(namespace, model.digest):
+        for row, ids in self.catalogue.tokens(namespace, model.digest):
+            try:
+                found = self._reader.tokens(row, ids)
+            except (CorruptSectionError, StaleGenerationError):
+                continue
             known = best.get(found.artifact.token_hash)
             if known is None or rank(found.artifact) < rank(known.artifact):
                 best[found.artifact.token_hash] = found
@@ -223,7 +228,7 @@ class ArtifactStore:
     def verify(self, artifact_id: str | None = None, namespace: str | None = None) -> tuple[VerifyResult, ...]:
         """Read one artifact, or all, completely, ignoring what was verified before.
 
-        Damaged sections go to quarantine; an artifact in quarantine that turns out sound is back in service.
+        What is damaged goes to quarantine; an artifact in quarantine that turns out sound is back in service.
         """
         rows = self.catalogue.rows(namespace, artifact_id=artifact_id)
         if artifact_id is not None and not rows:

@@ -10,11 +10,11 @@ from redknot.artifact.certificate import CertificateDraft
 from redknot.artifact.identity import ModelIdentity
 from redknot.artifact.publish import planned_bytes
 from redknot.artifact.schema import need_is_sharded
-from redknot.artifact.sections import parse_needs, section_specs
+from redknot.artifact.sections import section_specs
 from redknot.comm.shard import Shard
 from redknot.errors import ConfigError
 from redknot.model.geometry import Geometry
-from redknot.model.profile import Profile
+from redknot.model.profile import Profile, misfit
 from redknot.runtime.identity import PROMPT_ENCODER
 
 
@@ -65,7 +65,8 @@ def united_needs(geometry: Geometry, profiles: Sequence[Profile]) -> tuple[str, 
     needs: dict[str, str] = {}
     names = ", ".join(profile.name for profile in profiles)
     for profile in profiles:
-        _check_fits(geometry, profile)
+        if problem := misfit(profile, geometry):
+            raise ConfigError(f"profile {profile.name} does not fit the model: {problem}")
         for need in profile.needs():
             kind = need.partition(":")[0]
             if needs.setdefault(kind, need) != need:
@@ -76,12 +77,3 @@ def united_needs(geometry: Geometry, profiles: Sequence[Profile]) -> tuple[str, 
     if "window_all" in needs:
         needs["window_tail"] = "window_tail"  # all rows hold the last ones too
     return tuple(sorted(needs.values()))
-
-
-def _check_fits(geometry: Geometry, profile: Profile) -> None:
-    fences, split = profile.fence_layers, parse_needs(profile.needs()).split
-    if 2 * fences >= geometry.num_layers:
-        raise ConfigError(f"profile {profile.name}: {geometry.num_layers} layers leave no middle for {fences}+{fences}")
-    if split is not None and max(split[1]) >= geometry.heads_per_group:
-        heads = geometry.heads_per_group
-        raise ConfigError(f"profile {profile.name}: Global head {max(split[1])} in groups of {heads} heads")

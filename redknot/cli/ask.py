@@ -65,4 +65,5 @@ def _line(arm: str, result: Result) -> str:
     times = f"TTFT {report.ttft_request_s * 1000:.1f} ms (forward {report.ttft_forward_s * 1000:.1f})"
     ledgers = report.ledgers
     saved = f"row-layers saved {ledgers.token_rows.share:.1%}, FLOPs saved {ledgers.arithmetic.share:.1%}"
-    return f"{arm:<9} {result.text.strip()!r}  {times}  {reused}  {saved}{why}"
+    bounds = f" ({report.bounds})" if report.bounds is not None else ""
+    return f"{arm:<9} {result.text.strip()!r}  {times}  {reused}  {saved}{bounds}{why}"

@@ -33,6 +33,14 @@ def add_namespace_filter(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--namespace", help="only artifacts of this namespace (default: all)")
 
 
+def add_artifacts(parser: argparse.ArgumentParser, nargs: str, default: str = "") -> None:
+    """Artifacts by name or id, and where to look for them; ``default`` says what none given means."""
+    text = f"document names, or first digits of artifact ids{default}"
+    parser.add_argument("artifacts", nargs=nargs, metavar="ID|NAME", help=text)
+    add_store(parser)
+    add_namespace_filter(parser)
+
+
 def add_model(parser: argparse.ArgumentParser) -> None:
     """--model."""
     text = f"folder of a DeepSeek-V4 checkpoint (default: ./{DEFAULT_MODEL} where that is one)"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from redknot.cli import build
 from redknot.errors import ConfigError
 from redknot.nano.corpus import questions
 from redknot.runtime.engine import Engine
+from redknot.runtime.ledger import Bounds
 from redknot.runtime.report import Report
 
 ARMS = ("recompute", "rowsparse", "turbo")
@@ -55,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build, ask, show; 1 when recomputation itself gets more than one question in twelve wrong."""
+    if min(args.questions, args.documents) < 1:
+        raise ConfigError(f"--questions {args.questions} --documents {args.documents}: each must be at least 1")
     corpus = sorted(Path(args.corpus).glob("*.txt"))
     if len(corpus) < args.documents:
         raise ConfigError(f"{args.corpus}: {len(corpus)} .txt documents, {args.documents} are needed for a prompt")
@@ -81,7 +85,10 @@ def _build(args: argparse.Namespace) -> None:
     parser = argparse.ArgumentParser()
     build.add_arguments(parser)
     profiles = [word for arm in ARMS[1:] for word in ("--profile", arm)]
-    if build.run(parser.parse_args([args.corpus, "--model", args.model, "--store", args.store, *profiles])):
+    options = parser.parse_args([args.corpus, "--model", args.model, "--store", args.store, *profiles])
+    with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):  # stdout is one JSON object or the table
+        failed = build.run(options)
+    if failed:
         raise ConfigError(f"{args.corpus}: some documents could not be built; see above")
 
 
@@ -105,43 +112,53 @@ def _ask(engines: dict[str, Engine], texts: Sequence[str], args: argparse.Namesp
 
 
 def summarise(rows: Sequence[Row]) -> dict[str, Any]:
-    """Per arm: right answers, median TTFT, and the median of the ratios question by question."""
+    """Per arm: right answers, median TTFT, and the medians of ratios and bounds question by question."""
     base = {row.number: row.report.ttft_request_s for row in rows if row.arm == "recompute"}
     out: dict[str, Any] = {}
     for arm in dict.fromkeys(row.arm for row in rows):
         mine = [row for row in rows if row.arm == arm]
-        ratios = [base[row.number] / row.report.ttft_request_s for row in mine if row.report.arm == "reuse"]
-        allowed = [1 / (1 - row.report.ledgers.arithmetic.share) for row in mine if row.report.arm == "reuse"]
+        # A ratio over requests that ran dense would be recomputation compared with itself.
+        reused = mine if all(row.report.arm == "reuse" for row in mine) else []
+        ratios = [base[row.number] / row.report.ttft_request_s for row in reused]
+        allowed = [1 / (1 - row.report.ledgers.arithmetic.share) for row in reused]
+        bounds = [row.report.bounds for row in reused if row.report.bounds is not None]
         out[arm] = {
             "questions": len(mine),
             "right": sum(row.right for row in mine),
             "dense": sum(row.report.arm == "dense" for row in mine),
             "ttft_request_ms": 1000 * statistics.median(row.report.ttft_request_s for row in mine),
-            # A ratio over requests that ran dense would be recomputation compared with itself.
-            "ratio": statistics.median(ratios) if len(ratios) == len(mine) else None,
-            "ratio_of_flops": statistics.median(allowed) if len(allowed) == len(mine) else None,
+            "ratio": statistics.median(ratios) if ratios else None,
+            "ratio_of_flops": statistics.median(allowed) if allowed else None,
+            "bounds": asdict(_median(bounds)) if bounds else None,
         }
     return out
 
 
+def _median(bounds: Sequence[Bounds]) -> Bounds:
+    return Bounds(
+        statistics.median(one.row_bound for one in bounds), statistics.median(one.head_row_ceiling for one in bounds)
+    )
+
+
 def _show(rows: Sequence[Row], summary: dict[str, Any]) -> None:
-    print(f"{'#':>2}  {'arm':<10} {'answer':<16} {'':<5} {'TTFT ms':>8}  {'reused':>11}  reason")
+    print(f"{'#':>2}  {'arm':<10} {'answer':<16} {'':<5} {'TTFT ms':>8}  {'reused':>11}  {'row bound':>9}  reason")
     for row in rows:
         report = row.report
         why = "" if report.reason is None or row.arm == "recompute" else f"{report.reason}: {report.detail}"
         reused = f"{report.reused_tokens}/{report.prompt_tokens}"
         mark = "right" if row.right else "wrong"
         time = 1000 * report.ttft_request_s
+        bound = "" if report.bounds is None else f"{report.bounds.row_bound:.1f}x"
         print(
-            f"{row.number + 1:>2}  {row.arm:<10} {row.answer.strip():<16} {mark:<5} {time:>8.1f}  {reused:>11}  {why}"
+            f"{row.number + 1:>2}  {row.arm:<10} {row.answer.strip():<16} {mark:<5} {time:>8.1f}  {reused:>11}  "
+            f"{bound:>9}  {why}"
         )
     print()
     for arm, line in summary.items():
-        ratio = (
-            ""
-            if line["ratio"] is None or arm == "recompute"
-            else (f"  {line['ratio']:.2f}x faster to the first token (its FLOPs allow {line['ratio_of_flops']:.2f}x)")
-        )
+        ratio = ""
+        if line["ratio"] is not None:
+            limits = f"its FLOPs allow {line['ratio_of_flops']:.2f}x; {Bounds(**line['bounds'])}"
+            ratio = f"  {line['ratio']:.2f}x faster to the first token ({limits})"
         print(f"{arm:<10} {line['right']}/{line['questions']} right  TTFT {line['ttft_request_ms']:.1f} ms{ratio}")
 
 

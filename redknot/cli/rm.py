@@ -7,8 +7,7 @@ import argparse
 from redknot.artifact.store import ArtifactStore
 from redknot.cli.common import (
     SHORT_ID,
-    add_namespace_filter,
-    add_store,
+    add_artifacts,
     find_artifact,
     human_bytes,
     print_json,
@@ -19,10 +18,7 @@ from redknot.errors import StoreError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    text = "document names, or first digits of artifact ids"
-    parser.add_argument("artifacts", nargs="+", metavar="ID|NAME", help=text)
-    add_store(parser)
-    add_namespace_filter(parser)
+    add_artifacts(parser, "+")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,8 +7,7 @@ import argparse
 from redknot.artifact.store import ArtifactStore
 from redknot.cli.common import (
     SHORT_ID,
-    add_namespace_filter,
-    add_store,
+    add_artifacts,
     find_artifact,
     human_bytes,
     plural,
@@ -22,10 +21,7 @@ EXIT_DAMAGED = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    text = "document names, or first digits of artifact ids (default: everything)"
-    parser.add_argument("artifacts", nargs="*", metavar="ID|NAME", help=text)
-    add_store(parser)
-    add_namespace_filter(parser)
+    add_artifacts(parser, "*", " (default: everything)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from redknot.errors import ConfigError
+from redknot.model.geometry import Geometry
 
 
 class Treatment(StrEnum):
@@ -127,6 +128,18 @@ class Profile(_Frozen):
     def digest(self) -> str:
         """Content hash (hex SHA-256 of the canonical JSON) recorded in reports."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+
+def misfit(profile: Profile, geometry: Geometry) -> str:
+    """Why a model of this geometry cannot run the profile, one clause; empty when it can."""
+    layers, fences = geometry.num_layers, profile.fence_layers
+    if 2 * fences >= layers:
+        return f"{layers} layers leave no middle for {fences}+{fences} fence layers"
+    if max(profile.global_heads) >= geometry.heads_per_group:
+        return f"Global head {max(profile.global_heads)} in groups of {geometry.heads_per_group} heads"
+    if profile.selector is Selector.DEVIATION and profile.deviation_layer >= layers:
+        return f"deviation_layer {profile.deviation_layer}, but its layers are 0 to {layers - 1}"
+    return ""
 
 
 RECOMPUTE = Profile(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from redknot.errors import RequestReason
 from redknot.model.geometry import Geometry
-from redknot.model.profile import Profile, Selector
+from redknot.model.profile import Profile, misfit
 from redknot.plan.match import match_spans, match_tokens
 from redknot.plan.planner import Plan, Span, make_plan
 from redknot.plan.rows import KnownRun
@@ -40,14 +40,7 @@ def check_profile(profile: Profile, geometry: Geometry) -> None:
     """
     if not profile.reuses:
         raise Refused(RequestReason.REUSE_OFF, f"profile {profile.name} reuses nothing")
-    problem = ""
-    layers, fences = geometry.num_layers, profile.fence_layers
-    if 2 * fences >= layers:
-        problem = f"{layers} layers leave no middle for {fences}+{fences} fence layers"
-    elif max(profile.global_heads) >= geometry.heads_per_group:
-        problem = f"Global head {max(profile.global_heads)} in groups of {geometry.heads_per_group}"
-    elif profile.selector is Selector.DEVIATION and profile.deviation_layer >= layers:
-        problem = f"deviation_layer {profile.deviation_layer}, but its layers are 0 to {layers - 1}"
+    problem = misfit(profile, geometry)
     if problem:
         raise Refused(RequestReason.UNSUPPORTED_MODEL, f"profile {profile.name} does not fit the model: {problem}")
 

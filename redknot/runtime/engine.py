@@ -26,7 +26,7 @@ from redknot.plan.rows import KnownRun, Rows
 from redknot.runtime.counters import Counters
 from redknot.runtime.decision import check_profile, fingerprint, plan_request
 from redknot.runtime.identity import model_identity
-from redknot.runtime.ledger import ledgers
+from redknot.runtime.ledger import bounds, ledgers
 from redknot.runtime.library import Library, Refused
 from redknot.runtime.metrics import Metrics
 from redknot.runtime.model import Model
@@ -164,8 +164,10 @@ class Engine:
             sources = self._agreed_sources(request)
             if request.reason is None and (found := self._reusing(request, sources, room)) is not None:
                 return found
-        _log_refusal(request)
+        _log_reason(request, "refused" if reuse == "required" else "dense")
         if reuse == "required":
+            assert request.reason is not None  # whatever leads here has named one
+            self.metrics.refused(request.reason)
             raise ReuseUnavailableError(f"reuse is required but not possible: {request.reason} ({request.detail})")
         started = time.perf_counter()
         ids = request.token_ids
@@ -255,11 +257,11 @@ class Engine:
         return tokens
 
     def _report(self, request: _Request) -> Report:
-        reused = request.rows is not None and request.reason is None
-        documents = document_reports(request.plan, request.rows if reused else None)
+        rows = request.rows if request.reason is None else None  # those of a reusing prefill
+        documents = document_reports(request.plan, rows)
         total = len(request.token_ids)
         return Report(
-            arm="reuse" if reused else "dense",
+            arm="dense" if rows is None else "reuse",
             profile=self.profile.name,
             profile_digest=self.profile.digest(),
             reason=request.reason,
@@ -271,6 +273,7 @@ class Engine:
             ledgers=ledgers(
                 self.model.geometry, self.profile, total, request.counters, request.wall, self.model.group.shard
             ),
+            bounds=None if rows is None else bounds(self.model.geometry, self.profile, rows),
             ttft_forward_s=request.wall["ttft_forward_s"],
             ttft_request_s=request.wall["ttft_request_s"],
         )
@@ -281,6 +284,7 @@ def _distinct(runs: Sequence[KnownRun]) -> list[KnownRun]:
     return list({run.artifact_id: run for run in runs}.values())
 
 
-def _log_refusal(request: _Request) -> None:
+def _log_reason(request: _Request, outcome: str) -> None:
     expected = request.reason in (RequestReason.REUSE_OFF, RequestReason.NOTHING_TO_REUSE)
-    _log.log(logging.INFO if expected else logging.WARNING, "dense: %s (%s)", request.reason, request.detail)
+    level = logging.INFO if expected else logging.WARNING
+    _log.log(level, "%s: %s (%s)", outcome, request.reason, request.detail)

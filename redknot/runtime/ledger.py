@@ -14,6 +14,7 @@ from typing import Any
 from redknot.comm.shard import SINGLE, Shard
 from redknot.model.geometry import Geometry, LayerKind
 from redknot.model.profile import Profile, Treatment
+from redknot.plan.rows import Rows
 from redknot.runtime.counters import Counters
 
 
@@ -55,6 +56,28 @@ class Ledgers:
         """Plain JSON values, one namespace a ledger."""
         shares = {"head_rows": self.head_rows, "token_rows": self.token_rows, "arithmetic": self.arithmetic}
         return {name: saving.to_dict() for name, saving in shares.items()} | {"wall_clock": dict(self.wall_clock)}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What one reusing prefill cannot exceed, given the rows that ran and its profile; savings are in ``Ledgers``.
+
+    ``row_bound``: the speed-up from rows that were skipped, see :func:`row_bound`; 1 where the profile skips none.
+    ``head_row_ceiling``: the share of ``Ledgers.head_rows``, see :func:`structural_ceiling`.
+    """
+
+    row_bound: float
+    head_row_ceiling: float
+
+    def __str__(self) -> str:
+        """The form printed beside a result."""
+        return f"row bound {self.row_bound:.1f}x, head-row ceiling {self.head_row_ceiling:.1%}"
+
+
+def bounds(geometry: Geometry, profile: Profile, rows: Rows) -> Bounds:
+    """The bounds of a prefill that ran these row classes under a profile that reuses."""
+    protected, active = int(rows.protected.sum()), int(rows.active.sum())
+    return Bounds(row_bound(geometry, profile, rows.total, protected, active), structural_ceiling(geometry, profile))
 
 
 def ledgers(

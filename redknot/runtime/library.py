@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from redknot.artifact.certificate import Expected, validate
-from redknot.artifact.identity import ModelIdentity, differences, token_hash
+from redknot.artifact.identity import ModelIdentity, differences
 from redknot.artifact.loaded import LoadedArtifact
 from redknot.artifact.reasons import request_reason
 from redknot.artifact.rows import TokenRow
@@ -52,7 +52,10 @@ class Library:
         self.index = TokenIndex(self.geometry.block_length)
 
     def refresh(self) -> None:
-        """Bring the index up to date with the catalogue; raises Refused when the store cannot be read."""
+        """Bring the index up to date with the catalogue; raises Refused when the store cannot be read.
+
+        An artifact whose token ids are damaged is not in it; the store has counted, logged and quarantined it.
+        """
         try:
             revision = self.store.revision
             if revision == self._revision:
@@ -114,7 +117,7 @@ class Library:
             expected = Expected(
                 namespace=self.namespace,
                 model=self.identity,
-                token_hash=token_hash(row.token_ids),
+                token_hash=row.artifact.token_hash,  # the index holds tokens that match it
                 needs=self.needs,
                 world=world if any(need.startswith("zl:") for need in self.needs) else artifact.certificate.world,
                 generation=row.artifact.generation,

@@ -75,6 +75,11 @@ class Metrics:
         self.registry = registry if registry is not None else CollectorRegistry()
         self._requests = self._counter("requests", "Requests answered.", "arm")
         self._fallbacks = self._counter("fallbacks", "Requests that ran dense, by reason.", "reason")
+        self._requests_refused = self._counter(
+            "requests_refused",
+            "Requests that required reuse and were refused instead of answered, by reason.",
+            "reason",
+        )
         self._documents = self._counter("documents", "Documents of requests: reused, or why not.", "outcome")
         self._document_tokens = self._counter("document_tokens", "Tokens of documents, by what was done.", "treatment")
         self._validated = self._counter("certificates_validated", "Certificates that held.")
@@ -93,7 +98,7 @@ class Metrics:
         self._show_zeros()
 
     def observe(self, report: Observed) -> None:
-        """Count one finished request."""
+        """Count one answered request."""
         arm, ran, saved = report.arm, report.counters, report.ledgers
         self._requests.labels(arm).inc()
         if report.reason is not None:
@@ -114,6 +119,10 @@ class Metrics:
             self._fan_out.labels(str(experts)).inc(rows)
         self._ttft_forward.labels(arm).observe(report.ttft_forward_s)
         self._ttft_request.labels(arm).observe(report.ttft_request_s)
+
+    def refused(self, reason: RequestReason) -> None:
+        """Count one request that required reuse and got no answer; it is in no other count of requests."""
+        self._requests_refused.labels(reason.value).inc()
 
     def certificate(self, refused: RequestReason | None) -> None:
         """Count one certificate that was checked: it held, or the reason it did not."""
@@ -138,8 +147,8 @@ class Metrics:
             _touch(metric, ARMS)
         for metric in (self._flops, self._flops_run, self._pairs, self._pairs_run):
             _touch(metric, ARMS)
-        _touch(self._fallbacks, RequestReason)
-        _touch(self._refused, RequestReason)
+        for metric in (self._fallbacks, self._requests_refused, self._refused):
+            _touch(metric, RequestReason)
         _touch(self._documents, (REUSED, REQUEST_DENSE, *DocumentReason))
         _touch(self._document_tokens, ("reused", "recomputed"))
         for histogram in (self._ttft_forward, self._ttft_request):

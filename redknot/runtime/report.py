@@ -9,7 +9,7 @@ from redknot.errors import DocumentReason, RequestReason
 from redknot.plan.planner import Plan
 from redknot.plan.rows import Rows
 from redknot.runtime.counters import Counters
-from redknot.runtime.ledger import Ledgers
+from redknot.runtime.ledger import Bounds, Ledgers
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,20 @@ class Report:
     documents: tuple[DocumentReport, ...]
     counters: Counters
     ledgers: Ledgers
+    bounds: Bounds | None  # what the rows that ran allow to save; None of a dense request, which skipped nothing
     ttft_forward_s: float  # prefill entry to first token
     ttft_request_s: float  # call to first token: match, load, vote and probe included
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        out = {key: value for key, value in vars(self).items() if key not in ("documents", "counters", "ledgers")}
+        nested = ("documents", "counters", "ledgers", "bounds")
+        out = {key: value for key, value in vars(self).items() if key not in nested}
         out["documents"] = [asdict(document) for document in self.documents]
         counters = asdict(self.counters)
         del counters["cuts"]
         out["counters"] = counters
         out["ledgers"] = self.ledgers.to_dict()
+        out["bounds"] = asdict(self.bounds) if self.bounds is not None else None
         return out
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from redknot.artifact.certificate import Certificate, CertificateDraft
 from redknot.artifact.files import SafetensorsFile
 from redknot.artifact.identity import ModelIdentity
-from redknot.artifact.schema import generation_dir
+from redknot.artifact.schema import CATALOGUE_FILE, generation_dir
 from redknot.artifact.store import ArtifactStore
 
 NAMESPACE = "tenant-a"
@@ -124,3 +125,28 @@ def flip(path: Path, at: int) -> None:
 def offset_of(path: Path, name: str) -> int:
     opened = SafetensorsFile(path)
     return 8 + int.from_bytes(path.read_bytes()[:8], "little") + opened.entries[name].end - 1
+
+
+# What may become of the stored token ids of one artifact; None: they are gone.
+TOKEN_DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
+    "cut inside an id": lambda ids: ids[:-1],
+    "an id less": lambda ids: ids[:-4],
+    "an id more": lambda ids: ids + ids[:4],
+    "one id": lambda ids: bytes([ids[0] ^ 1]) + ids[1:],
+    "a sign": lambda ids: ids[:3] + b"\x80" + ids[4:],
+    "zeros": lambda ids: bytes(len(ids)),
+    "empty": lambda ids: b"",
+    "gone": lambda ids: None,
+}
+
+
+def alter_tokens(root: Path, artifact_id: str, change: Callable[[bytes], bytes | None]) -> None:
+    """Change an artifact's token ids in the catalogue as a disk that rots does: no revision tells of it."""
+    with sqlite3.connect(root / CATALOGUE_FILE) as connection:
+        [(ids,)] = connection.execute("SELECT ids FROM tokens WHERE artifact_id = ?", (artifact_id,)).fetchall()
+        changed = change(ids)
+        if changed is None:
+            connection.execute("DELETE FROM tokens WHERE artifact_id = ?", (artifact_id,))
+        else:
+            connection.execute("UPDATE tokens SET ids = ? WHERE artifact_id = ?", (changed, artifact_id))
+    connection.close()

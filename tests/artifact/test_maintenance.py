@@ -10,7 +10,7 @@ from redknot.artifact import maintenance
 from redknot.artifact.schema import generation_dir
 from redknot.artifact.store import ArtifactStore
 from redknot.artifact.temporary import make_temporary
-from tests.artifact.kit import NAMESPACE, TOKENS, draft, run_child, sections
+from tests.artifact.kit import NAMESPACE, TOKEN_DAMAGE, TOKENS, alter_tokens, draft, run_child, sections
 
 
 def codes(store: ArtifactStore) -> list[str]:
@@ -76,6 +76,24 @@ def test_doctor_names_what_is_wrong(store: ArtifactStore, root: Path, monkeypatc
     usage = shutil.disk_usage(root)
     monkeypatch.setattr(maintenance.shutil, "disk_usage", lambda _: usage._replace(free=1000))
     assert "low_space" in codes(store)
+
+
+@pytest.mark.parametrize("damage", TOKEN_DAMAGE)
+def test_doctor_sees_damaged_token_ids(store: ArtifactStore, root: Path, damage: str) -> None:
+    """Without moving anything: that is for verify and the reader."""
+    sound = store.publish(draft(), sections(), [1, 2])
+    certificate = store.publish(draft(), sections(), TOKENS)
+    alter_tokens(root, certificate.artifact_id, TOKEN_DAMAGE[damage])
+    for _ in range(2):
+        [finding] = store.doctor()
+        assert (finding.severity, finding.code) == ("error", "tokens_damaged")
+        assert certificate.artifact_id in finding.path
+        assert store.quarantined() == ()
+    (generation_dir(root, certificate.artifact_id, 1) / "certificate.json").unlink()
+    assert codes(store) == ["certificate_unreadable", "tokens_damaged"]
+    store.remove(certificate.artifact_id, NAMESPACE)
+    assert store.doctor() == ()
+    assert store.list()[0].artifact_id == sound.artifact_id
 
 
 def test_doctor_reports_quarantine(store: ArtifactStore, root: Path) -> None:

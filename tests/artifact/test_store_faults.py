@@ -10,7 +10,19 @@ from redknot.artifact import reader
 from redknot.artifact.reasons import MissingSectionError
 from redknot.artifact.store import ArtifactStore
 from redknot.errors import CorruptSectionError, StoreError
-from tests.artifact.kit import NAMESPACE, TOKENS, directory_of, draft, flip, offset_of, read_all, sections
+from tests.artifact.kit import (
+    NAMESPACE,
+    TOKEN_DAMAGE,
+    TOKENS,
+    alter_tokens,
+    directory_of,
+    draft,
+    flip,
+    model,
+    offset_of,
+    read_all,
+    sections,
+)
 
 
 @pytest.mark.parametrize("mapped", [True, False])
@@ -211,3 +223,81 @@ def test_a_fault_of_an_old_generation_leaves_the_new_in_service(store: ArtifactS
         old.section("boundary.streams")
     assert store.quarantined()[0].generation == 1
     assert read_all(store, second)["boundary.streams"].unique().tolist() == [2.0]
+
+
+@pytest.mark.parametrize("found_by", ["tokens", "verify"])
+@pytest.mark.parametrize("damage", TOKEN_DAMAGE)
+def test_damaged_token_ids(store: ArtifactStore, root: Path, damage: str, found_by: str) -> None:
+    """The artifact is in quarantine like one with a damaged section; the others are matched as before."""
+    other = store.publish(draft(), sections(), [1, 2, 3])
+    certificate = store.publish(draft(), sections(), TOKENS)
+    alter_tokens(root, certificate.artifact_id, TOKEN_DAMAGE[damage])
+    if found_by == "verify":
+        results = {result.artifact_id: result for result in store.verify()}
+        assert results[other.artifact_id].problems == ()
+        [problem] = results[certificate.artifact_id].problems
+        assert "tokens in catalogue.sqlite" in problem
+    for _ in range(2):
+        [row] = store.tokens(NAMESPACE, model())
+        assert (row.artifact.artifact_id, row.token_ids.tolist()) == (other.artifact_id, [1, 2, 3])
+    assert store.counters["corrupt_sections"] == 1
+    assert store.counters["files_quarantined"] == 0
+    [record] = store.quarantined()
+    assert (record.artifact_id, record.section, record.file, record.moved_to) == (
+        certificate.artifact_id,
+        "tokens",
+        "catalogue.sqlite",
+        "",
+    )
+    assert store.find(NAMESPACE, token_ids=TOKENS) == ()
+    with pytest.raises(CorruptSectionError, match="in quarantine: build it again"):
+        store.load(certificate.artifact_id, NAMESPACE)
+    # Its sections are sound, and still it is not put back.
+    assert store.verify(certificate.artifact_id)[0].problems != ()
+    assert store.find(NAMESPACE, token_ids=TOKENS) == ()
+    store.publish(draft(), sections(), TOKENS)
+    assert [row.token_ids.tolist() for row in store.tokens(NAMESPACE, model())] == [[1, 2, 3], TOKENS]
+    assert store.doctor()[0].code == "superseded"
+
+
+def test_token_ids_that_were_repaired(store: ArtifactStore, root: Path) -> None:
+    certificate = store.publish(draft(), sections(), TOKENS)
+    whole = store.catalogue.token_bytes(certificate.artifact_id)
+    alter_tokens(root, certificate.artifact_id, TOKEN_DAMAGE["zeros"])
+    assert store.tokens(NAMESPACE, model()) == ()
+    alter_tokens(root, certificate.artifact_id, lambda ids: whole)
+    assert store.verify()[0].problems == ()
+    assert len(store.tokens(NAMESPACE, model())) == 1
+
+
+def test_the_twin_of_an_artifact_with_damaged_token_ids_is_found(store: ArtifactStore, root: Path) -> None:
+    """Two artifacts of the same content; the better one is damaged."""
+    better = store.publish(draft(needs=("latents", "zl")), sections(), TOKENS)
+    twin = store.publish(draft(needs=("latents",)), sections(), TOKENS)
+    alter_tokens(root, better.artifact_id, TOKEN_DAMAGE["one id"])
+    assert [row.artifact.artifact_id for row in store.tokens(NAMESPACE, model(), needs=("zl",))] == [twin.artifact_id]
+
+
+def test_damaged_token_ids_in_a_locked_store(
+    store: ArtifactStore, root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another process holds the lock: nothing can be recorded, and nothing damaged is matched all the same."""
+    monkeypatch.setattr(reader, "_QUARANTINE_WAIT_S", 0.0)
+    certificate = store.publish(draft(), sections(), TOKENS)
+    alter_tokens(root, certificate.artifact_id, TOKEN_DAMAGE["a sign"])
+    with ArtifactStore(root) as other, other.catalogue.write():
+        assert store.tokens(NAMESPACE, model()) == ()
+    assert "not quarantined: " in caplog.messages[-1]
+    assert store.quarantined() == ()
+    assert store.tokens(NAMESPACE, model()) == ()
+    assert len(store.quarantined()) == 1
+
+
+def test_an_artifact_removed_while_its_token_ids_are_read(store: ArtifactStore) -> None:
+    """Not damage: nobody has it any more."""
+    certificate = store.publish(draft(), sections(), TOKENS)
+    [row] = store.list()
+    store.remove(certificate.artifact_id, NAMESPACE)
+    [problem] = store._reader.verify(row).problems[:1]
+    assert "replaced or removed" in problem
+    assert store.quarantined() == ()

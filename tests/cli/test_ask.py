@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,6 +63,10 @@ def test_json_of_both_arms(folder, capsys):
     assert all(document["reused"] > 0 and document["reason"] is None for document in reuse["documents"])
     assert reuse["ledgers"]["arithmetic"]["saved"] > 0
     assert recompute["ledgers"]["arithmetic"]["saved"] == 0
+    assert reuse["bounds"].keys() == {"row_bound", "head_row_ceiling"}
+    assert reuse["bounds"]["row_bound"] > 1
+    assert reuse["bounds"]["head_row_ceiling"] == 7 / 8
+    assert recompute["bounds"] is None
 
 
 def test_text_of_both_arms(folder, capsys):
@@ -69,6 +74,9 @@ def test_text_of_both_arms(folder, capsys):
     out, _ = capsys.readouterr()
     assert [line.split()[0] for line in out.splitlines()] == ["reuse", "recompute", "TTFT"]
     assert "dense:" not in out
+    reuse, recompute = out.splitlines()[:2]
+    assert re.search(r" \(row bound \d+\.\dx, head-row ceiling 87\.5%\)$", reuse)
+    assert "row bound" not in recompute
 
 
 @pytest.mark.parametrize("arm", ["reuse", "recompute"])

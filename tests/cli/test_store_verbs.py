@@ -10,7 +10,7 @@ import pytest
 
 from redknot.artifact.store import ArtifactStore
 from redknot.cli.common import human_bytes, plural, table
-from tests.artifact.kit import flip, offset_of
+from tests.artifact.kit import TOKEN_DAMAGE, alter_tokens, flip, offset_of
 from tests.kit.corpus import write_corpus
 
 LENGTHS = [50, 70, 90]
@@ -119,6 +119,32 @@ def test_verify(store, redknot, ids):
     assert len(found.json[0]["problems"]) >= 1
     assert "quarantined" in redknot("ls").out
     assert "fault      layers.1.entries" in redknot("show", "d1.txt").out
+
+
+@pytest.mark.parametrize("damage", TOKEN_DAMAGE)
+def test_damaged_token_ids(made, store, redknot, ids, checkpoint, damage):
+    alter_tokens(store, ids["d1.txt"], TOKEN_DAMAGE[damage])
+    ran = redknot("doctor")
+    assert (ran.code, ran.out.count("tokens_damaged")) == (1, 1)
+    assert ids["d1.txt"] in ran.out
+    assert redknot("show", "d1.txt").code == 0
+    ran = redknot("verify")
+    assert ran.code == 1
+    assert ran.out.endswith("4 artifacts read, 1 damaged\n")
+    assert f"artifact {ids['d1.txt'][:12]} generation 1: tokens in catalogue.sqlite: " in ran.out
+    assert "fault      tokens in catalogue.sqlite: " in redknot("show", "d1.txt").out
+    assert "quarantined" in redknot("doctor").out
+    built = redknot("build", made.parent / "corpus", "--model", checkpoint, "--json").json
+    assert (built["skipped"], built["built"]) == (2, 1)
+    assert redknot("verify").code == 0
+    assert redknot("rm", "d1.txt", "twin.txt").code == 0
+
+
+def test_a_build_finds_damaged_token_ids_itself(made, store, redknot, ids, checkpoint):
+    alter_tokens(store, ids["d1.txt"], TOKEN_DAMAGE["cut inside an id"])
+    built = redknot("build", made.parent / "corpus", "--model", checkpoint, "--json").json
+    assert (built["skipped"], built["built"]) == (2, 1)
+    assert redknot("doctor").code == 0
 
 
 def test_rm(store, redknot, ids):

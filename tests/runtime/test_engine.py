@@ -11,7 +11,7 @@ import torch
 from redknot.errors import DocumentReason, InputError, RequestReason
 from redknot.plan.planner import Span
 from redknot.runtime.engine import Engine, Result
-from redknot.runtime.ledger import recompute_row_layers
+from redknot.runtime.ledger import recompute_row_layers, structural_ceiling
 from tests.kit.requests import BOS, MAX_POSITIONS, REUSING, document, publish, write_checkpoint
 from tests.runtime.conftest import Served
 
@@ -323,12 +323,20 @@ def test_the_report_counts_what_ran(served, name):
     assert report.ledgers.token_rows.saved == saved
     assert (saved > 0) == (name != "headsplit")
     assert report.ledgers.arithmetic.whole - report.ledgers.arithmetic.saved == report.counters.flops
+    assert report.bounds is not None
+    ran = recompute_row_layers(geometry, total) / report.counters.row_layers
+    assert report.bounds.row_bound == pytest.approx(ran)
+    assert 0 < report.ledgers.head_rows.share <= report.bounds.head_row_ceiling
     assert 0 < report.ttft_forward_s <= report.ttft_request_s
     assert {"match_s", "certify_s", "ttft_forward_s", "ttft_request_s"} <= report.ledgers.wall_clock.keys()
     body = json.loads(json.dumps(report.to_dict()))
     assert (body["arm"], body["reason"], body["prompt_tokens"]) == ("reuse", None, total)
     assert [found["reused"] for found in body["documents"]] == [found.reused for found in report.documents]
     assert "cuts" not in body["counters"]
+    assert body["bounds"] == {
+        "row_bound": report.bounds.row_bound,
+        "head_row_ceiling": structural_ceiling(geometry, engine.profile),
+    }
 
 
 def test_certificates_are_counted_once_per_request_and_artifact(served):

@@ -17,7 +17,7 @@ from redknot.model.profile import RECOMPUTE, SHIPPED, FanOutPolicy, Profile, Pro
 from redknot.plan.rows import KnownRun, Rows
 from redknot.runtime import forward as forward_module
 from redknot.runtime.counters import Counters
-from redknot.runtime.ledger import Saving, ledgers, recompute_flops, row_bound, structural_ceiling
+from redknot.runtime.ledger import Bounds, Saving, bounds, ledgers, recompute_flops, row_bound, structural_ceiling
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import dense_session, prefill
 from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restore, segmented_session
@@ -54,6 +54,10 @@ def test_row_bound_of_the_published_system() -> None:
     assert row_bound(flash, profile("headsplit", **F3), 65536, 100) == 1.0
     assert row_bound(flash, RECOMPUTE, 65536, 65536) == 1.0
     assert row_bound(flash, SHIPPED["turbo"], 131072, 1310) == pytest.approx(100, rel=0.01)
+
+
+def test_bounds_read_as_one_line() -> None:
+    assert str(Bounds(3.94, 37 / 43 * 7 / 8)) == "row bound 3.9x, head-row ceiling 75.3%"
 
 
 class Sections:
@@ -146,8 +150,9 @@ def test_savings_are_what_did_not_run(small: Oracle, name: str, everything: bool
     assert found.arithmetic == Saving(native_flops - counters.flops, native_flops)
     for layer in range(layers):  # and the heads that ran agree
         assert seen.head_rows[layer] == heads * seen.rows[layer] - local * seen.split[layer]
-    bound = row_bound(geometry, chosen, TOTAL, int(rows.protected.sum()), int(rows.active.sum()))
-    assert bound == pytest.approx(sum(native) / counters.row_layers)
+    limits = bounds(geometry, chosen, rows)
+    assert limits.row_bound == pytest.approx(sum(native) / counters.row_layers)
+    assert limits.head_row_ceiling == structural_ceiling(geometry, chosen)
     assert (counters.probe_row_layers > 0) == (chosen.selector is Selector.INDEXER)
     if everything and chosen.middle_idle is Treatment.SKIP:
         assert found.head_rows.saved == found.token_rows.saved == 0

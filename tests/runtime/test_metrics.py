@@ -101,6 +101,16 @@ def test_a_dense_request_names_its_reason() -> None:
     assert found["redknot_recompute_row_layers_total{arm=dense}"] == 10
 
 
+def test_a_refused_request_is_counted_with_its_reason_and_nowhere_else() -> None:
+    metrics = Metrics()
+    for reason in (RequestReason.NOTHING_TO_REUSE, RequestReason.NOTHING_TO_REUSE, RequestReason.CORRUPT_SECTION):
+        metrics.refused(reason)
+    assert {name: value for name, value in samples(metrics).items() if value and "_created" not in name} == {
+        "redknot_requests_refused_total{reason=nothing_to_reuse}": 2,
+        "redknot_requests_refused_total{reason=corrupt_section}": 1,
+    }
+
+
 def test_certificates() -> None:
     metrics = Metrics()
     for refused in (None, None, RequestReason.IDENTITY_MISMATCH):
@@ -114,6 +124,7 @@ def test_known_labels_start_at_zero() -> None:
     found = samples(Metrics())
     names = [f"redknot_fallbacks_total{{reason={reason}}}" for reason in RequestReason]
     names += [f"redknot_certificates_refused_total{{reason={reason}}}" for reason in RequestReason]
+    names += [f"redknot_requests_refused_total{{reason={reason}}}" for reason in RequestReason]
     names += [f"redknot_documents_total{{outcome={reason}}}" for reason in DocumentReason]
     names += [f"redknot_{unit}_total{{arm={arm}}}" for unit in ("requests", "flops_run", "head_rows") for arm in ARMS]
     assert all(found[name] == 0 for name in names)
@@ -139,6 +150,7 @@ def test_the_runtimes_report_is_observed() -> None:
         detail="",
         prompt_tokens=10,
         reused_tokens=0,
+        bounds=None,
         ttft_forward_s=0.1,
         ttft_request_s=0.2,
     )
