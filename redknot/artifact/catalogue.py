@@ -120,10 +120,11 @@ class Catalogue:
             raise StoreError(f"catalogue {self.path}: {error}") from error
 
     @contextmanager
-    def write(self, wait_s: float = _BUSY_TIMEOUT_S) -> Iterator[sqlite3.Connection]:
+    def write(self, wait_s: float = _BUSY_TIMEOUT_S, *, counts: bool = True) -> Iterator[sqlite3.Connection]:
         """Hold the store's write lock; committed at the end of the block, rolled back when it raises.
 
-        StoreError when another process holds the lock for ``wait_s`` seconds, or the commit fails.
+        What ``counts`` moves the revision. StoreError when another process holds the lock for ``wait_s`` seconds, or
+        the commit fails.
         """
         with self._lock, self._guard():
             connection = self._connect()
@@ -134,7 +135,8 @@ class Catalogue:
                 connection.execute(f"PRAGMA busy_timeout={int(_BUSY_TIMEOUT_S * 1000)}")
             try:
                 yield connection
-                connection.execute("UPDATE meta SET value = value + 1 WHERE key = 'revision'")
+                if counts:
+                    connection.execute("UPDATE meta SET value = value + 1 WHERE key = 'revision'")
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
@@ -155,7 +157,7 @@ class Catalogue:
 
     @property
     def revision(self) -> int:
-        """A number that grows with every change: when it is the same, so is the catalogue."""
+        """A number that grows with every change but times of last use: when it is the same, so is the rest."""
         return int(str(self.query("SELECT value FROM meta WHERE key = 'revision'")[0][0]))
 
     def row(self, artifact_id: str, namespace: str) -> ArtifactRow | None:
@@ -184,20 +186,8 @@ class Catalogue:
         sql = f"SELECT {ARTIFACT_COLUMNS} FROM artifacts WHERE {where} ORDER BY created, artifact_id"
         return tuple(artifact_row(found) for found in self.query(sql, values))
 
-    def tokens(self, namespace: str, model: str) -> tuple[tuple[ArtifactRow, bytes], ...]:
-        """Return every READY artifact of a namespace and model digest with its token ids, oldest first.
-
-        The ids are what is stored, empty where nothing is; whether they are sound is for ``rows.token_row``.
-        """
-        sql = (
-            f"SELECT {ARTIFACT_COLUMNS}, ids FROM artifacts LEFT JOIN tokens USING (artifact_id) "
-            "WHERE namespace = ? AND model = ? AND state = ? ORDER BY created, artifact_id"
-        )
-        found = self.query(sql, (namespace, model, ArtifactState.READY))
-        return tuple((artifact_row(values), _bytes(ids)) for *values, ids in found)
-
     def token_bytes(self, artifact_id: str) -> bytes:
-        """Return the stored token ids of one artifact, as ``tokens`` does."""
+        """Return the stored token ids of one artifact, empty where nothing is; ``rows.token_row`` tells a sound one."""
         found = self.query("SELECT ids FROM tokens WHERE artifact_id = ?", (artifact_id,))
         return _bytes(found[0][0]) if found else b""
 
@@ -218,7 +208,7 @@ class Catalogue:
 
     def touch(self, used: dict[str, float], wait_s: float = _BUSY_TIMEOUT_S) -> None:
         """Record when artifacts were last used, {artifact id: seconds since the epoch}; errors as ``write``."""
-        with self.write(wait_s) as connection:
+        with self.write(wait_s, counts=False) as connection:
             sql = "UPDATE artifacts SET last_used = max(last_used, ?) WHERE artifact_id = ?"
             connection.executemany(sql, [(at, artifact_id) for artifact_id, at in used.items()])
 

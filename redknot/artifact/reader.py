@@ -84,12 +84,13 @@ class Reader:
             certificate, directory, mapped=self._mapped, counters=self._counters, on_fault=self._quarantine
         )
 
-    def tokens(self, row: ArtifactRow, ids: bytes) -> TokenRow:
-        """Return an artifact's token ids from their bytes in the catalogue.
+    def tokens(self, row: ArtifactRow) -> TokenRow:
+        """Return an artifact's token ids.
 
         CorruptSectionError when they are damaged or gone (the artifact is then in quarantine); StaleGenerationError
         when they are gone with their generation.
         """
+        ids = self._catalogue.token_bytes(row.artifact_id)
         try:
             return token_row(row, ids)
         except MalformedFileError as error:
@@ -140,7 +141,7 @@ class Reader:
         names: tuple[str, ...] = ()
         problems: list[str] = []
         try:
-            self.tokens(row, self._catalogue.token_bytes(row.artifact_id))
+            self.tokens(row)
         except StoreError as error:
             problems.append(str(error))
         try:

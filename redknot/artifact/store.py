@@ -148,14 +148,22 @@ class ArtifactStore:
         return self.catalogue.rows(namespace)
 
     def tokens(
-        self, namespace: str, model: ModelIdentity, *, needs: Sequence[str] = (), world: int = 1
+        self,
+        namespace: str,
+        model: ModelIdentity,
+        *,
+        needs: Sequence[str] = (),
+        world: int = 1,
+        known: Mapping[str, TokenRow] | None = None,
     ) -> tuple[TokenRow, ...]:
         """Return the token ids of every document that a request of this model may match, one row per content.
 
         Of several artifacts with the same tokens, one that covers ``needs`` (and ``world``, where they are
         sharded) comes before one that does not, then the smaller. Whether the one returned does is for ``validate``.
-        One whose token ids are damaged is left out and goes to quarantine; the others stay in service.
+        One whose token ids are damaged is left out and goes to quarantine; the others stay in service. Token ids
+        of ``known`` artifacts (by id, from an earlier call) are not read again.
         """
+        known = known or {}
         sharded = any(need_is_sharded(need) for need in needs)
 
         def rank(row: ArtifactRow) -> tuple[bool, int]:
@@ -163,14 +171,18 @@ class ArtifactStore:
             return (not covers, row.nbytes)
 
         best: dict[str, TokenRow] = {}
-        for row, ids in self.catalogue.tokens(namespace, model.digest):
+        for row in self.catalogue.rows(namespace, model=model.digest):
+            if row.state is not ArtifactState.READY:
+                continue
             try:
-                found = self._reader.tokens(row, ids)
+                seen = known.get(row.artifact_id)
+                same = seen is not None and seen.artifact.generation == row.generation
+                found = TokenRow(row, seen.token_ids) if same and seen is not None else self._reader.tokens(row)
             except (CorruptSectionError, StaleGenerationError):
                 continue
-            known = best.get(found.artifact.token_hash)
-            if known is None or rank(found.artifact) < rank(known.artifact):
-                best[found.artifact.token_hash] = found
+            other = best.get(row.token_hash)
+            if other is None or rank(row) < rank(other.artifact):
+                best[row.token_hash] = found
         return tuple(best.values())
 
     @property

@@ -60,7 +60,8 @@ class Library:
             revision = self.store.revision
             if revision == self._revision:
                 return
-            rows = self.store.tokens(self.namespace, self.identity, needs=self.needs, world=self.shard.world)
+            world, known = self.shard.world, self._rows
+            rows = self.store.tokens(self.namespace, self.identity, needs=self.needs, world=world, known=known)
             fresh = {row.artifact.artifact_id: row for row in rows}
             for gone in self._rows.keys() - fresh.keys():
                 self.index.remove(gone)

@@ -97,6 +97,34 @@ def test_tokens_come_back_and_the_best_artifact_is_chosen(store: ArtifactStore) 
     assert list(by_need.values()) == [small.artifact_id, full.artifact_id, small.artifact_id, small.artifact_id]
 
 
+def test_known_token_ids_are_not_read_again(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store of many documents gains one: only that one is read. A new generation is read too."""
+    for number in range(3):
+        store.publish(draft(), sections(0.0), [1, number])
+    known = {row.artifact.artifact_id: row for row in store.tokens(NAMESPACE, model())}
+    store.publish(draft(), sections(0.0), [1, 2])
+    new = store.publish(draft(), sections(0.0), TOKENS)
+    read, native = [], store.catalogue.token_bytes
+    monkeypatch.setattr(store.catalogue, "token_bytes", lambda name: read.append(name) or native(name))
+    again = {row.artifact.artifact_id: row for row in store.tokens(NAMESPACE, model(), known=known)}
+    [replaced] = [name for name, row in known.items() if row.token_ids.tolist() == [1, 2]]
+    assert sorted(read) == sorted([replaced, new.artifact_id])
+    assert {name: row.token_ids.tolist() for name, row in again.items()} == {
+        **{name: row.token_ids.tolist() for name, row in known.items()},
+        new.artifact_id: TOKENS,
+    }
+    assert again[replaced].artifact.generation == 2
+
+
+def test_a_use_is_no_change(store: ArtifactStore) -> None:
+    """Else every request would read the tokens of a large store again."""
+    identifier = store.publish(draft(), sections(0.0), [1]).artifact_id
+    before = store.revision
+    store.catalogue.touch({identifier: 4e9})
+    assert store.catalogue.rows(NAMESPACE)[0].last_used == 4e9
+    assert store.revision == before
+
+
 def test_the_revision_grows_with_every_change(store: ArtifactStore) -> None:
     seen = [store.revision]
     identifier = store.publish(draft(), sections(0.0), [1]).artifact_id
