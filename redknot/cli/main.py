@@ -26,6 +26,7 @@ VERBS = {
     "verify": "check every section of a store against its checksum",
     "rm": "remove artifacts from a store",
     "gc": "delete old generations, quarantined sections and unfinished builds",
+    "layout": "show what a model's latents weigh, by layer, block, page and document",
     "doctor": "check the machine, the model and the store, and say what does not fit",
     "demo": "build a small corpus and compare both arms on questions about it",
 }

@@ -94,7 +94,7 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
     long = sentences(tokenizer, n_documents=many, facts_per_document=[2, 3], n_questions=12, latest_share=0.3)
     pairs = sentences(tokenizer, n_documents=[2, 3, 4], facts_per_document=[2], n_questions=7, latest_share=1.0)
     mostly = sentences(tokenizer, n_documents=many, facts_per_document=some, n_questions=12, latest_share=0.7)
-    full = sentences(tokenizer, n_documents=many, facts_per_document=[*some, 4], n_questions=24, latest_share=0.5)
+    full = sentences(tokenizer, n_documents=many, facts_per_document=[*some, 4], n_questions=24, latest_share=0.85)
     return [
         Phase("alphabet-256", CORE, 128, 24, 1500, 0.80, ((1.0, induction(256)),)),
         Phase("alphabet-768", CORE, 128, 24, 600, 0.85, ((1.0, induction(768)),)),
@@ -107,7 +107,7 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
         Phase("long-1024", ALL, 1024, 3, 100, 0.985, ((1.0, long),), lr_scale=0.5),
         Phase("distil-1024", ALL, 1024, 3, 90, 2.0, ((1.0, long),), distil=True),
         Phase("latest-512", ALL, 512, 6, 500, 0.985, ((1.0, pairs),), topk=GEOMETRY.index_topk, lr_scale=0.5),
-        Phase("latest-1024", ALL, 1024, 3, 500, 0.985, ((1.0, mostly),), topk=GEOMETRY.index_topk, lr_scale=0.3),
+        Phase("latest-1024", ALL, 1024, 3, 200, 0.985, ((1.0, mostly),), topk=GEOMETRY.index_topk, lr_scale=0.3),
         Phase("full-2048", ALL, 2048, 2, 200, 0.992, ((1.0, full),), topk=GEOMETRY.index_topk, lr_scale=0.3),
         Phase("cool-2048", ALL, 2048, 2, 120, 2.0, ((1.0, full),), topk=GEOMETRY.index_topk, lr_scale=0.06),
     ]
