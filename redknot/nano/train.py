@@ -54,6 +54,7 @@ class Phase:
     distil: bool = False  # train only the indexers, on the attention the entries receive
     topk: int | None = None  # entries a row may read; None while the indexers are untrained
     lr_scale: float = 1.0
+    lr_left: float = 0.5  # share of the learning rate that is left at the last step
 
 
 def sentences(tokenizer: Tokenizer, **recipe: Any) -> Maker:
@@ -108,8 +109,10 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
         Phase("distil-1024", ALL, 1024, 3, 90, 2.0, ((1.0, long),), distil=True),
         Phase("latest-512", ALL, 512, 6, 500, 0.985, ((1.0, pairs),), topk=GEOMETRY.index_topk, lr_scale=0.5),
         Phase("latest-1024", ALL, 1024, 3, 200, 0.985, ((1.0, mostly),), topk=GEOMETRY.index_topk, lr_scale=0.3),
-        Phase("full-2048", ALL, 2048, 2, 200, 0.992, ((1.0, full),), topk=GEOMETRY.index_topk, lr_scale=0.3),
-        Phase("cool-2048", ALL, 2048, 2, 120, 2.0, ((1.0, full),), topk=GEOMETRY.index_topk, lr_scale=0.06),
+        Phase("full-2048", ALL, 2048, 2, 130, 0.992, ((1.0, full),), topk=GEOMETRY.index_topk, lr_scale=0.3),
+        Phase(
+            "cool-2048", ALL, 2048, 2, 280, 2.0, ((1.0, full),), topk=GEOMETRY.index_topk, lr_scale=0.25, lr_left=0.05
+        ),
     ]
 
 
@@ -227,8 +230,8 @@ class Trainer:
 
 
 def schedule(step: int, phase: Phase) -> float:
-    """Warm-up over 20 steps, then linear decay to a fifth over the phase."""
-    return min(1.0, (step + 1) / 20) * (1.0 - 0.5 * step / phase.max_steps)
+    """Warm-up over 20 steps, times a linear decay over the phase."""
+    return min(1.0, (step + 1) / 20) * (1.0 - (1.0 - phase.lr_left) * step / phase.max_steps)
 
 
 def draw_batch(rng: Generator, phase: Phase) -> tuple[Tensor, Tensor]:

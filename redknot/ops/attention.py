@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+MOST_GATHERED = (
+    1 << 19
+)  # channels of gathered keys at a time: 2 MB; more is memory that the system takes back and zeroes
 _FLOOR = -1e30  # stands in for the maximum of no logits at all, so that exp gives zero and not NaN
 
 
@@ -41,6 +44,22 @@ def attend(q: Tensor, keys: Tensor, mask: Tensor | None) -> Partial:
     output = torch.bmm(weights, keys).div_(total.clamp_min(torch.finfo(torch.float32).tiny))
     lse = top.add_(total.log_())
     return Partial(output.view(n * m, heads, d), lse.view(n * m, heads))
+
+
+def attend_chosen(q: Tensor, keys: Tensor, indices: Tensor, mask: Tensor) -> Partial:
+    """Attention of every row over keys of its own: ``q`` [T, H, d], ``keys`` [N, d], ``indices`` and ``mask`` [T, k].
+
+    As :func:`attend` with each row a group; keys are gathered for some rows at a time.
+    """
+    rows, heads, d = q.shape
+    found = Partial(torch.empty_like(q), q.new_empty(rows, heads))
+    step = max(MOST_GATHERED // max(indices.shape[1] * d, 1), 1)
+    for lo in range(0, rows, step):
+        part = slice(lo, lo + step)
+        gathered = keys.index_select(0, indices[part].flatten()).view(-1, indices.shape[1], d)
+        some = attend(q[part].unsqueeze(1), gathered, mask[part].unsqueeze(1))
+        found.output[part], found.lse[part] = some.output, some.lse
+    return found
 
 
 def merge_(into: Partial, part: Partial) -> None:

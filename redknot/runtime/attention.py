@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 from redknot.latents.session import CompressorTail
 from redknot.model.geometry import Geometry, LayerKind
 from redknot.model.weights import AttentionWeights, CompressorWeights
-from redknot.ops.attention import Partial, apply_sink_, attend, merge_
+from redknot.ops.attention import Partial, apply_sink_, attend, attend_chosen, merge_
 from redknot.ops.compressor import pool
 from redknot.ops.indexer import cut_margins, index_scores, keep_best
 from redknot.ops.norm import rms_norm
@@ -226,14 +226,13 @@ def _entries(scope: Scope, p: Projections, q: Tensor, q_a: Tensor, block: Block,
     """The block's rows against the entries they keep."""
     keys = _read(scope, block, seen.table, "entries")
     chosen = _choose(scope, p, q_a, block, seen)
-    rows, heads, d = q.shape
+    heads, d = q.shape[1:]
     if chosen is None:
         scope.counters.add_pairs(int(seen.visible.sum()), heads, d)
         return attend(q.unsqueeze(0), keys.unsqueeze(0), None if seen.mask is None else seen.mask.unsqueeze(0))
     indices, mask = chosen
     scope.counters.add_pairs(int(seen.visible.clamp(max=indices.shape[1]).sum()), heads, d)
-    gathered = keys.index_select(0, indices.flatten()).view(rows, -1, d)
-    return attend(q.unsqueeze(1), gathered, mask.unsqueeze(1))
+    return attend_chosen(q, keys, indices, mask)
 
 
 def _choose(scope: Scope, p: Projections, q_a: Tensor, block: Block, seen: Entries) -> tuple[Tensor, Tensor] | None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from redknot.ops.attention import Partial, apply_sink_, attend, merge_
+from redknot.ops import attention
+from redknot.ops.attention import Partial, apply_sink_, attend, attend_chosen, merge_
 
 INF = float("inf")
 HEADS, D = 3, 8
@@ -128,6 +129,23 @@ def test_groups_read_their_own_keys(n: int, m: int, k: int, seed: int) -> None:
     every = attend(q, keys, None)
     expected = torch.cat([whole(q[i], keys[i], torch.ones(m, k, dtype=torch.bool)) for i in range(n)])
     assert (every.output - expected).abs().max() <= 2e-6
+
+
+@given(st.integers(0, 6), st.integers(1, 5), st.sampled_from([1, 40, 10**6]), st.integers(0, 1000))
+def test_rows_read_the_keys_they_chose(rows: int, k: int, most: int, seed: int) -> None:
+    """However few keys are gathered at a time; a hidden choice counts nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    q, keys = random(rows, HEADS, D, seed=seed), random(7, D, seed=seed + 1)
+    indices = torch.rand(rows, 7, generator=generator).argsort(-1)[:, :k]
+    hidden = torch.rand(rows, k, generator=generator) < 0.3
+    mask = torch.zeros(rows, k).masked_fill_(hidden, -INF)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "MOST_GATHERED", most)
+        found = attend_chosen(q, keys, indices, mask)
+    seen = torch.zeros(rows, 7, dtype=torch.bool).scatter_(1, indices, ~hidden)
+    assert found.output.shape == (rows, HEADS, D)
+    assert rows == 0 or (found.output - whole(q, keys, seen)).abs().max() <= 2e-6
+    assert torch.equal(found.lse.isinf(), ~seen.any(-1).unsqueeze(-1).expand(rows, HEADS))
 
 
 def test_strided_inputs() -> None:
