@@ -111,7 +111,7 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
         Phase("latest-1024", ALL, 1024, 3, 200, 0.985, ((1.0, mostly),), topk=GEOMETRY.index_topk, lr_scale=0.3),
         Phase("full-2048", ALL, 2048, 2, 130, 0.992, ((1.0, full),), topk=GEOMETRY.index_topk, lr_scale=0.3),
         Phase(
-            "cool-2048", ALL, 2048, 2, 280, 2.0, ((1.0, full),), topk=GEOMETRY.index_topk, lr_scale=0.25, lr_left=0.05
+            "cool-2048", ALL, 2048, 2, 190, 2.0, ((1.0, full),), topk=GEOMETRY.index_topk, lr_scale=0.25, lr_left=0.05
         ),
     ]
 
