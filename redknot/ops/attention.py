@@ -12,9 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MOST_GATHERED = 1 << 19  # channels of gathered keys at a time: 2 MB (larger buffers go back to the system and fault again)
-    1 << 19
-)  # channels of gathered keys at a time: 2 MB; more is memory that the system takes back and zeroes
+MOST_GATHERED = 1 << 19  # channels of keys gathered at a time: 2 MB; larger buffers fault their pages in again
 _FLOOR = -1e30  # stands in for the maximum of no logits at all, so that exp gives zero and not NaN
 
 
