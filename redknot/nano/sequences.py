@@ -31,6 +31,7 @@ class Recipe:
     Attributes:
         latest_share: expected share of fact slots that belong to a key stated in two documents (the later one holds).
         sibling_share: probability that a fact repeats the previous fact's name under another relation.
+        near_share: share of the keys stated twice whose documents are neighbours, where there is room.
         min_distance: tokens at least between the start of the fact asked for and the start of its question.
         other_weight: loss weight of every token outside answers.
     """
@@ -40,6 +41,7 @@ class Recipe:
     n_questions: int = 8
     latest_share: float = 0.0
     sibling_share: float = 0.0
+    near_share: float = 0.0
     min_distance: int = 0
     other_weight: float = 0.05
     split: Split = "train"
@@ -87,7 +89,7 @@ def _world(rng: Generator, recipe: Recipe) -> list[list[Fact]]:
     chosen = set(rng.permutation(len(facts))[:n_pairs].tolist())
     pairs = [(text.restate(rng, recipe.split, facts[i]), facts[i]) for i in chosen]
     singles = [fact for i, fact in enumerate(facts) if i not in chosen]
-    return text.place_facts(rng, recipe.n_documents, recipe.facts_per_document, singles, pairs)
+    return text.place_facts(rng, recipe.n_documents, recipe.facts_per_document, singles, pairs, recipe.near_share)
 
 
 def _ask(rng: Generator, lex: Lexicon, ids: list[int], facts: list[tuple[int, Fact]], recipe: Recipe) -> list[int]:

@@ -171,19 +171,39 @@ def restate(rng: Generator, split: Split, fact: Fact) -> Fact:
 
 
 def place_facts(
-    rng: Generator, n_documents: int, capacity: int, singles: Sequence[Fact], pairs: Sequence[tuple[Fact, Fact]] = ()
+    rng: Generator,
+    n_documents: int,
+    capacity: int,
+    singles: Sequence[Fact],
+    pairs: Sequence[tuple[Fact, Fact]] = (),
+    near_share: float = 0.0,
 ) -> list[list[Fact]]:
-    """Facts per document, shuffled, at most `capacity` each; the second of a pair is in a later document."""
+    """Facts per document, shuffled, at most `capacity` each; the second of a pair is in a later document.
+
+    A `near_share` of the pairs is in neighbouring documents, as long as there are such with room: told apart only by
+    what stood before, since their distances from a question are nearly the same.
+    """
     placed: list[list[Fact]] = [[] for _ in range(n_documents)]
-    for pair in pairs:
+    for left, pair in zip(range(len(pairs) - 1, -1, -1), pairs, strict=True):
         # The emptiest documents first, so that no pair is left with a single open document.
         order = sorted(rng.permutation(n_documents).tolist(), key=lambda index: len(placed[index]))
+        if near_share and rng.random() < near_share:
+            order = _neighbours(rng, [capacity - len(facts) for facts in placed], left) or order
         for fact, index in zip(pair, sorted(order[:2]), strict=True):
             placed[index].append(fact)
     room = [index for index in range(n_documents) for _ in range(capacity - len(placed[index]))]
     for fact, index in zip(singles, rng.permutation(room)[: len(singles)].tolist(), strict=True):
         placed[index].append(fact)
     return [[facts[i] for i in rng.permutation(len(facts))] for facts in placed]
+
+
+def _neighbours(rng: Generator, room: Sequence[int], left: int) -> list[int]:
+    """Two neighbouring documents for one pair that leave room for `left` more pairs, empty if there are none."""
+    for first in rng.permutation(len(room) - 1).tolist():
+        after = [count - (index in (first, first + 1)) for index, count in enumerate(room)]
+        if min(after) >= 0 and sum(min(count, left) for count in after) >= 2 * left:
+            return [first, first + 1]
+    return []
 
 
 def split_tokens(rng: Generator, total: int, minimum: Sequence[int]) -> list[int]:

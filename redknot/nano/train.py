@@ -35,6 +35,7 @@ from redknot.nano.sequences import Recipe, induction_sequence, keyvalue_sequence
 from redknot.nano.tokenizer import FIRST_WORD_ID
 
 CORE = (0, 1, 3, 5)
+TOPK = GEOMETRY.index_topk
 WORDS = GEOMETRY.vocab_size - FIRST_WORD_ID
 ALL = tuple(range(GEOMETRY.num_layers))
 Maker = Callable[[Generator, int], tuple[Any, Any]]
@@ -96,6 +97,9 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
     pairs = sentences(tokenizer, n_documents=[2, 3, 4], facts_per_document=[2], n_questions=7, latest_share=1.0)
     mostly = sentences(tokenizer, n_documents=many, facts_per_document=some, n_questions=12, latest_share=0.7)
     full = sentences(tokenizer, n_documents=many, facts_per_document=[*some, 4], n_questions=24, latest_share=0.85)
+    near = sentences(
+        tokenizer, n_documents=many, facts_per_document=some, n_questions=12, latest_share=1.0, near_share=0.7
+    )
     return [
         Phase("alphabet-256", CORE, 128, 24, 1500, 0.80, ((1.0, induction(256)),)),
         Phase("alphabet-768", CORE, 128, 24, 600, 0.85, ((1.0, induction(768)),)),
@@ -107,12 +111,11 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
         Phase("grow-512", ALL, 512, 6, 90, 0.985, ((0.1, key_values), (0.9, both)), lr_scale=0.5),
         Phase("long-1024", ALL, 1024, 3, 100, 0.985, ((1.0, long),), lr_scale=0.5),
         Phase("distil-1024", ALL, 1024, 3, 90, 2.0, ((1.0, long),), distil=True),
-        Phase("latest-512", ALL, 512, 6, 500, 0.985, ((1.0, pairs),), topk=GEOMETRY.index_topk, lr_scale=0.5),
-        Phase("latest-1024", ALL, 1024, 3, 200, 0.985, ((1.0, mostly),), topk=GEOMETRY.index_topk, lr_scale=0.3),
-        Phase("full-2048", ALL, 2048, 2, 130, 0.992, ((1.0, full),), topk=GEOMETRY.index_topk, lr_scale=0.3),
-        Phase(
-            "cool-2048", ALL, 2048, 2, 190, 2.0, ((1.0, full),), topk=GEOMETRY.index_topk, lr_scale=0.25, lr_left=0.05
-        ),
+        Phase("latest-512", ALL, 512, 6, 500, 0.985, ((1.0, pairs),), topk=TOPK, lr_scale=0.5),
+        Phase("latest-1024", ALL, 1024, 3, 200, 0.985, ((1.0, mostly),), topk=TOPK, lr_scale=0.3),
+        Phase("full-2048", ALL, 2048, 2, 130, 0.992, ((1.0, full),), topk=TOPK, lr_scale=0.3),
+        Phase("cool-2048", ALL, 2048, 2, 190, 2.0, ((1.0, full),), topk=TOPK, lr_scale=0.25, lr_left=0.05),
+        Phase("near-1024", ALL, 1024, 3, 400, 0.99, ((1.0, near),), topk=TOPK, lr_scale=0.3),
     ]
 
 

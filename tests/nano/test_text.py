@@ -213,3 +213,19 @@ def test_sequences_are_a_function_of_the_seed(
     (ids, weights), (ids_again, weights_again) = make(np.random.default_rng(9)), make(np.random.default_rng(9))
     assert (ids == ids_again).all()
     assert (weights == weights_again).all()
+
+
+@given(st.integers(2, 8), st.integers(1, 4), st.integers(0, 1000), st.sampled_from([0.0, 0.5, 1.0]))
+def test_pairs_fit_however_many_are_neighbours(n_documents: int, capacity: int, seed: int, near: float) -> None:
+    """No document above its capacity, the later statement in a later document, neighbours where wanted and possible."""
+    rng = np.random.default_rng(seed)
+    n_pairs = n_documents * capacity // 2
+    facts = text.draw_facts(rng, "train", n_pairs)
+    pairs = [(text.restate(rng, "train", fact), fact) for fact in facts]
+    placed = text.place_facts(rng, n_documents, capacity, [], pairs, near)
+    assert max(len(document) for document in placed) <= capacity
+    where = {fact: index for index, document in enumerate(placed) for fact in document}
+    gaps = [where[later] - where[earlier] for earlier, later in pairs]
+    assert all(gap >= 1 for gap in gaps)
+    if near == 1.0 and gaps:
+        assert gaps[0] == 1 or n_pairs * 2 == n_documents * capacity
