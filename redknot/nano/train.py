@@ -144,7 +144,8 @@ class Trainer:
             self.progress |= {"phase": last_phase, "ran": list(ALL)}
         else:
             state = {f"p/{k}": v for k, v in initial_tensors(torch.Generator().manual_seed(seed)).items()}
-        self.tensors = {key[2:]: value for key, value in state.items() if key.startswith("p/")}
+        # In one order, fresh or resumed: gradient norms are sums over the parameters.
+        self.tensors = {key[2:]: state[key] for key in sorted(state) if key.startswith("p/")}
         self.moments = {key: value for key, value in state.items() if not key.startswith("p/")}
 
     def optimizers(self, names: list[str], phase: Phase) -> list[torch.optim.Optimizer]:
