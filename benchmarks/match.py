@@ -23,7 +23,7 @@ REPEATED = 17
 
 @dataclass(frozen=True)
 class Case:
-    """One corpus kind and one prompt kind; `limit_ms` is the contract, or None where the case is extra."""
+    """One corpus kind and one prompt kind; `limit_ms` is what it may take, or None where the case is extra."""
 
     name: str
     corpus: str

@@ -1,7 +1,7 @@
 """Every way RedKnot says no: exceptions for callers, reasons for reports.
 
 Exceptions carry one line that names what was found, what is supported and the way out. Reasons are
-the two closed sets of DESIGN section 4: a *document* reason turns one document back into new text, a
+two closed sets: a *document* reason turns one document back into new text, a
 *request* reason makes the whole request run dense. Both appear in the response, the log and the metrics.
 """
 

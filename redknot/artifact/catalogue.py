@@ -256,6 +256,11 @@ def put_quarantine(connection: sqlite3.Connection, row: QuarantineRow) -> None:
     set_state(connection, row.artifact_id, row.generation, ArtifactState.QUARANTINED)
 
 
+def forget_quarantined_file(connection: sqlite3.Connection, name: str) -> None:
+    """Note that a file of the quarantine is gone; the records of its faults stay. Inside ``Catalogue.write``."""
+    connection.execute("UPDATE quarantined SET moved_to = '' WHERE moved_to = ?", (name,))
+
+
 def set_state(connection: sqlite3.Connection, artifact_id: str, generation: int, state: ArtifactState) -> None:
     """Set the state of one generation, if it is the current one; READY also clears its quarantine records."""
     connection.execute(

@@ -17,6 +17,7 @@ COUNTER_NAMES = (
     "io_errors",
     "files_quarantined",
     "gc_directories_removed",
+    "gc_files_removed",
 )
 
 

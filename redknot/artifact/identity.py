@@ -166,19 +166,12 @@ def token_bytes_hash(ids: bytes) -> str:
     return tagged_hash("redknot.tokens", (("ids", ids),))
 
 
-def artifact_id(
-    namespace: str, model: ModelIdentity, token_ids: TokenIds, needs: Iterable[str], *, world: int = 1
-) -> str:
+def artifact_id_of(namespace: str, model_digest: str, tokens: str, needs: Iterable[str], *, world: int = 1) -> str:
     """Return the id (hex) of the artifact of one document for one namespace, model, set of needs and TP size.
 
-    ``world`` is 1 where nothing is sharded. The layout version is part of the id, so another layout is a
-    clean miss. Errors as ``token_array``.
+    ``tokens`` is the ``token_hash`` of its ids; ``world`` is 1 where nothing is sharded. The layout version is part of
+    the id, so another layout is a clean miss.
     """
-    return artifact_id_of(namespace, model.digest, token_hash(token_ids), needs, world=world)
-
-
-def artifact_id_of(namespace: str, model_digest: str, tokens: str, needs: Iterable[str], *, world: int = 1) -> str:
-    """Return the same id as ``artifact_id`` from hashes that are already known."""
     unique = sorted(set(needs))
     return tagged_hash(
         "redknot.artifact",

@@ -95,23 +95,6 @@ class LoadedArtifact:
                 self._tensors[name] = tensor
             return tensor
 
-    def open_files(self, *, rank: int | None = None) -> None:
-        """Open and check every file, of the sharded ones only those of ``rank`` (None: all); errors as ``section``.
-
-        With mapped files the artifact is from here on independent of what happens to the directory.
-        """
-        suffix = None if rank is None else f".r{rank}of{self.certificate.world}.safetensors"
-        first = {record.file: name for name, record in reversed(self.certificate.sections.items())}
-        with self._lock:
-            for file, name in first.items():
-                if suffix is not None and file.startswith("zl.") and not file.endswith(suffix):
-                    continue
-                try:
-                    self._open(file)
-                except (OSError, MalformedFileError) as error:
-                    path = self.directory / file
-                    raise read_failure(self.certificate, name, path, error, self._counters, self._on_fault) from error
-
     def is_stale(self) -> bool:
         """Say whether a new load must open it again: a section failed, or an open file was altered or removed."""
         with self._lock:

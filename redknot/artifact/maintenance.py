@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from redknot.artifact.catalogue import Catalogue
+from redknot.artifact.catalogue import Catalogue, forget_quarantined_file
 from redknot.artifact.files import store_error
 from redknot.artifact.loaded import read_certificate
 from redknot.artifact.rows import ArtifactRow, ArtifactState, token_row
@@ -30,11 +31,12 @@ _LOW_SPACE_BYTES = 2**30
 
 @dataclass(frozen=True)
 class GcReport:
-    """What gc removed, in directories and bytes."""
+    """What gc removed: directories, files of the quarantine, and the bytes of both."""
 
     temporary: int
     superseded: int
     orphaned: int
+    quarantined: int
     nbytes: int
 
 
@@ -73,6 +75,15 @@ def generations_on_disk(root: Path) -> Iterator[tuple[str, int, Path]]:
                     yield artifact.name, generation, directory
 
 
+def _files(path: Path) -> list[Path]:
+    """Everything in a folder that is not a folder; empty where there is none."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(Path(entry.path) for entry in entries if not entry.is_dir(follow_symlinks=False))
+    except FileNotFoundError:
+        return []
+
+
 def _directories(path: Path) -> list[Path]:
     try:
         with os.scandir(path) as entries:
@@ -85,8 +96,9 @@ def collect_garbage(root: Path, catalogue: Catalogue, *, grace_s: float, tempora
     """Remove what no reader can find any more.
 
     Temporary directories of dead builders (or older than ``temporary_age_s``), generations superseded for
-    ``grace_s`` seconds, and generations never catalogued that are that old. A live publisher is never disturbed:
-    objects/ changes only under the catalogue's write lock. StoreError when the store cannot be changed.
+    ``grace_s`` seconds, generations never catalogued that are that old, and files that lie in quarantine for so
+    long or whose artifact was removed. A live publisher is never disturbed: objects/ and quarantine/ change only
+    under the catalogue's write lock. StoreError when the store cannot be changed.
     """
     nbytes = temporary = superseded = orphaned = 0
     trash: list[Path] = []
@@ -96,7 +108,7 @@ def collect_garbage(root: Path, catalogue: Catalogue, *, grace_s: float, tempora
                 temporary += 1
                 nbytes += directory_bytes(directory)
                 delete_tree(directory)
-        with catalogue.write():
+        with catalogue.write() as connection:
             rows = {row.artifact_id: row for row in catalogue.rows()}
             for artifact_id, generation, directory in list(generations_on_disk(root)):
                 row = rows.get(artifact_id)
@@ -109,12 +121,33 @@ def collect_garbage(root: Path, catalogue: Catalogue, *, grace_s: float, tempora
                 superseded, orphaned = superseded + old, orphaned + (not old)
                 trash.append(move_to_trash(root, directory))
                 remove_empty(directory.parent)
+            files, freed = _empty_quarantine(root, catalogue, connection, grace_s)
     except OSError as error:
         raise store_error("collect garbage in", root, error) from error
     for directory in trash:
         nbytes += directory_bytes(directory)
         delete_tree(directory)
-    return GcReport(temporary, superseded, orphaned, nbytes)
+    return GcReport(temporary, superseded, orphaned, files, nbytes + freed)
+
+
+def _empty_quarantine(
+    root: Path, catalogue: Catalogue, connection: sqlite3.Connection, grace_s: float
+) -> tuple[int, int]:
+    """Delete the files that nobody will look into any more, inside ``Catalogue.write``; returns (files, bytes).
+
+    The record of a fault outlives its file: it says why the artifact is out of service.
+    """
+    since = {record.moved_to: record.at for record in catalogue.quarantined() if record.moved_to}
+    count = nbytes = 0
+    for path in _files(root / QUARANTINE_DIR):
+        at = since.get(path.name)
+        if at is not None and time.time() - at < grace_s:
+            continue
+        size = path.stat(follow_symlinks=False).st_size
+        path.unlink()
+        forget_quarantined_file(connection, path.name)
+        count, nbytes = count + 1, nbytes + size
+    return count, nbytes
 
 
 def remove_empty(artifact_dir: Path) -> None:

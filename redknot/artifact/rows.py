@@ -55,7 +55,7 @@ class QuarantineRow:
     generation: int
     section: str
     file: str
-    moved_to: str  # name in quarantine/, empty when the file could not be moved
+    moved_to: str  # name in quarantine/, empty when it could not be moved or gc has deleted it
     reason: str
     at: float
 

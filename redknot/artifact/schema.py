@@ -5,17 +5,18 @@
                                                      latents.<first>-<last>.safetensors
                                                      zl.<first>-<last>.r<rank>of<world>.safetensors
                                                      boundary.safetensors
-                                                     controller.safetensors
     <store>/tmp/         directories being written; renamed into objects/ when complete
     <store>/quarantine/  files that failed a check
 
 A section is one tensor. Its name is unique in the artifact and is also the tensor's name in the file:
 
-    layers.3.entries         rank independent, in latents.<first>-<last>
-    layers.3.zl.r0of2        shard of rank 0 of 2, in zl.<first>-<last>.r0of2
-    boundary.streams         in boundary
-    boundary.layers.3.tail   in boundary
-    controller.scores        in controller
+    layers.3.window       rank independent, in latents.<first>-<last>; so are
+    layers.3.entries      the compressed entries of CSA and HCA layers and
+    layers.3.index_keys   the indexer keys of CSA layers
+    layers.3.zl.r0of2     shard of rank 0 of 2, in zl.<first>-<last>.r0of2
+    boundary.streams      residual streams at the entry of the last fence, in boundary
+
+Which of them an artifact holds follows from its needs: ``sections.section_specs``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _LAYER = r"layers\.(?P<layer>0|[1-9][0-9]{0,4})\."
 _KIND = r"(?P<kind>[a-z][a-z0-9_]{0,47})"
 _SHARD = r"(?:\.r(?P<rank>0|[1-9][0-9]{0,4})of(?P<world>[1-9][0-9]{0,4}))?"
 _LAYER_SECTION = re.compile(_LAYER + _KIND + _SHARD)
-_WHOLE_SECTION = re.compile(rf"(?P<place>boundary|controller)\.(?:{_LAYER})?{_KIND}")
+_BOUNDARY_SECTION = re.compile(rf"boundary\.{_KIND}")
 _ARTIFACT_ID = re.compile(r"[0-9a-f]{64}")
 _GENERATION = re.compile(r"g([1-9][0-9]{0,17})")
 
@@ -48,7 +49,7 @@ _GENERATION = re.compile(r"g([1-9][0-9]{0,17})")
 class Section:
     """A parsed section name."""
 
-    place: str  # "layers", "boundary" or "controller"
+    place: str  # "layers" or "boundary"
     kind: str
     layer: int | None = None
     rank: int | None = None  # None: rank independent
@@ -65,14 +66,9 @@ def shard_section(layer: int, kind: str, rank: int, world: int) -> str:
     return _checked(f"layers.{layer}.{kind}.r{rank}of{world}")
 
 
-def boundary_section(kind: str, layer: int | None = None) -> str:
-    """Return the name of a boundary section, of the document or of one layer."""
-    return _checked(f"boundary.{kind}" if layer is None else f"boundary.layers.{layer}.{kind}")
-
-
-def controller_section(kind: str) -> str:
-    """Return the name of a section that the planner reads."""
-    return _checked(f"controller.{kind}")
+def boundary_section(kind: str) -> str:
+    """Return the name of a section of the whole document."""
+    return _checked(f"boundary.{kind}")
 
 
 def _checked(name: str) -> str:
@@ -89,18 +85,17 @@ def parse_section(name: str) -> Section:
             return Section("layers", kind, int(layer))
         if int(rank) < int(world):
             return Section("layers", kind, int(layer), int(rank), int(world))
-    match = _WHOLE_SECTION.fullmatch(name)
+    match = _BOUNDARY_SECTION.fullmatch(name)
     if match is not None:
-        place, layer, kind = match.group("place", "layer", "kind")
-        return Section(place, kind, None if layer is None else int(layer))
-    known = "layers.N.KIND, layers.N.KIND.rRofW, boundary.KIND, controller.KIND"
+        return Section("boundary", match["kind"])
+    known = "layers.N.KIND, layers.N.KIND.rRofW, boundary.KIND"
     raise StoreError(f"{name[:80]!r} is not a section name; known: {known}")
 
 
 def file_of(section: Section, layer_group: int) -> str:
     """Return the file of a section when ``layer_group`` consecutive layers share one file."""
-    if section.place != "layers" or section.layer is None:
-        return f"{section.place}.safetensors"
+    if section.layer is None:
+        return "boundary.safetensors"
     first = section.layer - section.layer % layer_group
     layers = f"{first}-{first + layer_group - 1}"
     if section.rank is None:

@@ -17,7 +17,7 @@ from redknot.artifact.certificate import Certificate, CertificateDraft
 from redknot.artifact.counters import Counters
 from redknot.artifact.creation import open_catalogue
 from redknot.artifact.files import store_error
-from redknot.artifact.identity import ModelIdentity, TokenIds, token_hash
+from redknot.artifact.identity import ModelIdentity, TokenIds
 from redknot.artifact.loaded import LoadedArtifact
 from redknot.artifact.maintenance import (
     Finding,
@@ -36,7 +36,7 @@ from redknot.artifact.schema import check_artifact_id, need_is_sharded, object_d
 from redknot.artifact.temporary import delete_tree, directory_bytes, move_to_trash
 from redknot.errors import CorruptSectionError, StoreError
 
-GRACE_S = 3600.0  # superseded generations stay this long for readers that found them
+GRACE_S = 3600.0  # superseded generations stay this long for readers that found them, quarantined files for people
 TEMPORARY_AGE_S = 86400.0  # a temporary directory of another machine counts as abandoned after this
 _TOUCH_BATCH = 256  # uses recorded in one transaction
 
@@ -49,7 +49,8 @@ class ArtifactStore:
     def __init__(self, path: str | os.PathLike[str], *, create: bool = False, mapped: bool = True) -> None:
         """Open a store, or make one with ``create``; StoreError when the path is no store or a newer one.
 
-        With ``mapped=False`` sections are read into memory of the caller's own, for disks that fail.
+        With ``mapped=False`` sections are read into memory of the caller's own, so that a disk that fails is an error
+        and no signal: `redknot verify` reads so.
         """
         self.root = Path(path).absolute()
         self.catalogue = open_catalogue(self.root, create=create)
@@ -122,26 +123,6 @@ class ArtifactStore:
                 self.catalogue.touch(used, wait_s)
         except StoreError as error:
             _log.warning("last-used times of %d artifacts were not recorded: %s", len(used), error)
-
-    def find(
-        self,
-        namespace: str,
-        *,
-        artifact_id: str | None = None,
-        token_ids: TokenIds | None = None,
-        name: str | None = None,
-        model: ModelIdentity | None = None,
-        needs: Sequence[str] = (),
-    ) -> tuple[ArtifactRow, ...]:
-        """Return the usable artifacts of one namespace that match everything given, oldest first."""
-        rows = self.catalogue.rows(
-            namespace,
-            artifact_id=artifact_id,
-            token_hash=None if token_ids is None else token_hash(token_ids),
-            name=name,
-            model=None if model is None else model.digest,
-        )
-        return tuple(row for row in rows if row.state is ArtifactState.READY and set(needs) <= set(row.needs))
 
     def list(self, namespace: str | None = None) -> tuple[ArtifactRow, ...]:
         """Return all artifacts of a namespace (None: every namespace), in quarantine or not, oldest first."""
@@ -232,9 +213,10 @@ class ArtifactStore:
         return nbytes
 
     def gc(self, *, grace_s: float = GRACE_S, temporary_age_s: float = TEMPORARY_AGE_S) -> GcReport:
-        """Remove left-overs of dead builders, superseded generations and orphans; errors as ``collect_garbage``."""
+        """Remove what no reader can find any more; what that is, and errors: ``collect_garbage``."""
         report = collect_garbage(self.root, self.catalogue, grace_s=grace_s, temporary_age_s=temporary_age_s)
         self.counters.add("gc_directories_removed", report.temporary + report.superseded + report.orphaned)
+        self.counters.add("gc_files_removed", report.quarantined)
         return report
 
     def verify(self, artifact_id: str | None = None, namespace: str | None = None) -> tuple[VerifyResult, ...]:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from redknot.build.documents import read_text
+from redknot.cli.common import (
+    DEFAULT_NAMESPACE,
+    DEFAULT_PROFILE,
+    add_model,
+    add_store,
+    model_path,
+    print_json,
+    settings,
+)
 from redknot.runtime.engine import Engine, Result
 
 ARMS = {"reuse": "auto", "recompute": "off"}
@@ -15,22 +23,23 @@ ARMS = {"reuse": "auto", "recompute": "off"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--model", default="models/nano", help="checkpoint folder (default: %(default)s)")
-    parser.add_argument("--store", default="redknot-store", help="artifact store (default: %(default)s)")
-    parser.add_argument("--profile", default="rowsparse", help="profile name or JSON file (default: %(default)s)")
-    parser.add_argument("--namespace", default="default", help="whose documents may be reused")
+    add_model(parser)
+    add_store(parser)
+    parser.add_argument("--profile", default=DEFAULT_PROFILE, help="profile name or JSON file (default: %(default)s)")
+    text = "whose documents may be reused (default: %(default)s)"
+    parser.add_argument("--namespace", default=DEFAULT_NAMESPACE, help=text)
     parser.add_argument("--doc", action="append", default=[], metavar="FILE", help="a document; repeat, in order")
     parser.add_argument("--question", required=True, help="the text behind the documents")
     parser.add_argument("--arm", choices=[*ARMS, "both"], default="both", help="default: %(default)s")
     parser.add_argument("--max-new-tokens", type=int, default=16, help="default: %(default)s")
     parser.add_argument("--require-reuse", action="store_true", help="fail instead of running dense")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Answer and print; 0 unless the input is bad."""
+    settings()
     segments = [*(read_text(Path(name)) for name in args.doc), args.question]
-    engine = Engine(args.model, args.store, args.profile, namespace=args.namespace)
+    engine = Engine(model_path(args.model), args.store, args.profile, namespace=args.namespace)
     modes = dict(ARMS, reuse="required") if args.require_reuse else ARMS
     arms = list(ARMS) if args.arm == "both" else [args.arm]
     # One unmeasured pass per arm: the first touches cold files and makes what later requests find made.
@@ -42,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     ratio = _ratio(results)
     if args.json:
         body: dict[str, Any] = {arm: {"answer": r.text, **r.report.to_dict()} for arm, r in results.items()}
-        print(json.dumps({**body, "ttft_request_ratio": ratio}, indent=2))
+        print_json({**body, "ttft_request_ratio": ratio})
         return 0
     for arm, result in results.items():
         print(_line(arm, result))

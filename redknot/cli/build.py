@@ -18,7 +18,16 @@ from redknot.build.documents import CorpusReport, read_corpus
 from redknot.build.plan import BuildPlan, is_store, plan_build, record_names
 from redknot.build.target import make_target
 from redknot.cli.build_report import left_out, plan_json, plan_text, result_json, result_text, warnings
-from redknot.cli.common import DEFAULT_NAMESPACE, add_model, add_store, model_path, print_json, settings
+from redknot.cli.common import (
+    DEFAULT_NAMESPACE,
+    DEFAULT_PROFILE,
+    add_model,
+    add_store,
+    add_verify_weights,
+    model_path,
+    print_json,
+    settings,
+)
 from redknot.errors import InputError
 from redknot.model.checkpoint import load_model
 from redknot.model.geometry import load_geometry
@@ -27,7 +36,6 @@ from redknot.model.tokenizer import load_tokenizer
 from redknot.runtime.identity import model_identity
 from redknot.runtime.model import Model
 
-DEFAULT_PROFILE = "rowsparse"
 EXIT_PROBLEMS = 1
 _DTYPE = torch.float32
 
@@ -45,7 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"serves them all (default: {DEFAULT_PROFILE})",
     )
     parser.add_argument("--tp-size", type=int, default=1, help="tensor-parallel ranks to shard for (default: 1)")
-    parser.add_argument("--namespace", default=DEFAULT_NAMESPACE, help="tenant that may reuse them (default: default)")
+    parser.add_argument(
+        "--namespace", default=DEFAULT_NAMESPACE, help="tenant that may reuse them (default: %(default)s)"
+    )
+    add_verify_weights(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what would be built and its size, write nothing")
 
 
@@ -63,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{args.corpus} holds no document that can be built ({left_out(report)})")
 
     def draft() -> CertificateDraft:
-        return target.draft(model_identity(checkpoint, geometry, _DTYPE, configured.cache_dir))
+        verify = args.verify_weights
+        return target.draft(model_identity(checkpoint, geometry, _DTYPE, configured.cache_dir, verify_weights=verify))
 
     there = draft() if is_store(args.store) else None
     with _bar(args, contents.tokens, "checking what is there", hidden=there is None) as bar:

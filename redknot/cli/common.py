@@ -18,6 +18,7 @@ from redknot.errors import ConfigError, StoreError
 DEFAULT_STORE = Path("redknot-store")
 DEFAULT_MODEL = Path("models/nano")
 DEFAULT_NAMESPACE = "default"
+DEFAULT_PROFILE = "rowsparse"
 SHORT_ID = 12  # digits shown; any unambiguous prefix is accepted
 _LISTED = 8  # candidates that an error names
 
@@ -45,6 +46,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     """--model."""
     text = f"folder of a DeepSeek-V4 checkpoint (default: ./{DEFAULT_MODEL} where that is one)"
     parser.add_argument("--model", type=Path, help=text)
+
+
+def add_verify_weights(parser: argparse.ArgumentParser) -> None:
+    """--verify-weights."""
+    text = "read all weights again instead of trusting the hashes kept by path, size, time and inode"
+    parser.add_argument("--verify-weights", action="store_true", help=text)
 
 
 def model_path(given: Path | None) -> Path:

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from redknot.build.documents import read_text
 from redknot.cli import build
+from redknot.cli.common import add_model, model_path, print_json
 from redknot.errors import ConfigError
 from redknot.nano.corpus import questions
 from redknot.runtime.engine import Engine
@@ -45,7 +46,7 @@ class Row:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--model", default="models/nano", help="checkpoint folder (default: %(default)s)")
+    add_model(parser)
     parser.add_argument("--corpus", default="examples/corpus", help="documents (default: %(default)s)")
     parser.add_argument("--store", default="out/demo/store", help="artifact store (default: %(default)s)")
     parser.add_argument("--questions", type=int, default=12, help="default: %(default)s")
@@ -63,8 +64,9 @@ def run(args: argparse.Namespace) -> int:
     if len(corpus) < args.documents:
         raise ConfigError(f"{args.corpus}: {len(corpus)} .txt documents, {args.documents} are needed for a prompt")
     texts = [read_text(path) for path in corpus]
-    _build(args)
-    engines = {arm: Engine(args.model, args.store, arm) for arm in ARMS}
+    model = model_path(args.model)
+    _build(args, model)
+    engines = {arm: Engine(model, args.store, arm) for arm in ARMS}
     rows = _ask(engines, texts, args)
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -72,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         file.writelines(json.dumps(_record(row)) + "\n" for row in rows)
     summary = summarise(rows)
     if args.json:
-        print(json.dumps({"summary": summary, "rows": [_record(row) for row in rows]}, indent=2))
+        print_json({"summary": summary, "rows": [_record(row) for row in rows]})
     else:
         _show(rows, summary)
     picture = _draw(rows, out / "demo.png")
@@ -81,11 +83,11 @@ def run(args: argparse.Namespace) -> int:
     return 1 if wrong > max(args.questions // 12, 1) else 0
 
 
-def _build(args: argparse.Namespace) -> None:
+def _build(args: argparse.Namespace, model: Path) -> None:
     parser = argparse.ArgumentParser()
     build.add_arguments(parser)
     profiles = [word for arm in ARMS[1:] for word in ("--profile", arm)]
-    options = parser.parse_args([args.corpus, "--model", args.model, "--store", args.store, *profiles])
+    options = parser.parse_args([args.corpus, "--model", str(model), "--store", args.store, *profiles])
     with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):  # stdout is one JSON object or the table
         failed = build.run(options)
     if failed:

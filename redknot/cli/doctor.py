@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 from redknot import __version__
-from redknot.artifact.identity import differences
+from redknot.artifact.identity import ModelIdentity, differences
 from redknot.artifact.maintenance import Finding
 from redknot.artifact.store import ArtifactStore
-from redknot.cli.common import DEFAULT_MODEL, add_model, add_store, plural, print_json, settings
+from redknot.cli.common import DEFAULT_MODEL, add_model, add_store, add_verify_weights, plural, print_json, settings
 from redknot.config import Settings
 from redknot.errors import RedKnotError
 from redknot.model.checkpoint import Checkpoint
@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_model(parser)
     add_store(parser)
+    add_verify_weights(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,12 +39,14 @@ def run(args: argparse.Namespace) -> int:
     configured = settings()
     findings = list(_machine(configured))
     model = args.model or (DEFAULT_MODEL if (DEFAULT_MODEL / "config.json").is_file() else None)
-    geometry = None
+    geometry = identity = None
     if model is None:
         findings.append(Finding("note", "no_model", "", "no model given: the machine and the store alone"))
     else:
         geometry = _model(model, findings)
-    findings += _store(args.store, model, geometry, configured)
+        if args.verify_weights and geometry is not None:
+            identity = _verified(model, geometry, configured, findings)
+    findings += _store(args.store, model, geometry, configured, identity)
     errors = sum(finding.severity == "error" for finding in findings)
     if args.json:
         print_json({"version": __version__, "errors": errors, "findings": [asdict(finding) for finding in findings]})
@@ -93,8 +96,26 @@ def _model(path: Path, findings: list[Finding]) -> Geometry | None:
     return geometry
 
 
-def _store(path: Path, model: Path | None, geometry: Geometry | None, configured: Settings) -> Iterator[Finding]:
-    """What the store says of itself, and whether its artifacts are of this model."""
+def _verified(path: Path, geometry: Geometry, configured: Settings, findings: list[Finding]) -> ModelIdentity | None:
+    """Read all weights and compare them with the hashes that a start goes by; None when they cannot be read."""
+    try:
+        known = model_identity(path, geometry, torch.float32, configured.cache_dir)
+        found = model_identity(path, geometry, torch.float32, configured.cache_dir, verify_weights=True)
+    except RedKnotError as error:
+        findings.append(Finding("error", "weights", "", str(error)))
+        return None
+    if known == found:
+        findings.append(Finding("ok", "weights", str(path), f"read again, hash {found.weights_hash[:16]}"))
+    else:
+        text = "other content than when they were hashed, under the same size and time; build artifacts again"
+        findings.append(Finding("error", "weights_changed", str(path), text))
+    return found
+
+
+def _store(
+    path: Path, model: Path | None, geometry: Geometry | None, configured: Settings, identity: ModelIdentity | None
+) -> Iterator[Finding]:
+    """What the store says of itself, and whether its artifacts are of this model; ``identity`` where it is known."""
     if not path.exists():
         yield Finding("note", "no_store", str(path), "there is no store yet; `redknot build` makes one")
         return
@@ -106,16 +127,14 @@ def _store(path: Path, model: Path | None, geometry: Geometry | None, configured
             size = store.bytes_on_disk().total
             yield Finding("ok", "store", str(path), f"{plural(len(rows), 'artifact')}, {size:,} bytes")
             if model is not None and geometry is not None and rows:
-                yield from _other_models(store, sorted({row.namespace for row in rows}), model, geometry, configured)
+                mine = identity or model_identity(model, geometry, torch.float32, configured.cache_dir)
+                yield from _other_models(store, sorted({row.namespace for row in rows}), mine)
     except RedKnotError as error:
         yield Finding("error", "store", "", str(error))
 
 
-def _other_models(
-    store: ArtifactStore, namespaces: list[str], model: Path, geometry: Geometry, configured: Settings
-) -> Iterator[Finding]:
+def _other_models(store: ArtifactStore, namespaces: list[str], mine: ModelIdentity) -> Iterator[Finding]:
     """Artifacts that this model can never use, and the fields that say so."""
-    mine = model_identity(model, geometry, torch.float32, configured.cache_dir)
     for namespace in namespaces:
         identities = store.identities(namespace)
         for identity in identities:

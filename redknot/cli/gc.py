@@ -6,14 +6,14 @@ import argparse
 from dataclasses import asdict
 
 from redknot.artifact.store import GRACE_S, ArtifactStore
-from redknot.cli.common import add_store, human_bytes, print_json, settings
+from redknot.cli.common import add_store, human_bytes, plural, print_json, settings
 from redknot.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_store(parser)
-    text = "seconds that replaced generations stay for readers that found them (default: %(default).0f)"
+    text = "seconds that replaced generations and quarantined files stay (default: %(default).0f)"
     parser.add_argument("--grace", type=float, default=GRACE_S, metavar="SECONDS", help=text)
 
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(
         f"removed {report.temporary} unfinished, {report.superseded} superseded and {report.orphaned} unlisted "
-        f"directories, {human_bytes(report.nbytes)}"
+        f"directories and {plural(report.quarantined, 'quarantined file')}, {human_bytes(report.nbytes)}"
     )
     parts = f"artifacts {human_bytes(left.objects)}, quarantine {human_bytes(left.quarantine)}"
     print(f"left {human_bytes(left.total)}: {parts}")

@@ -1,6 +1,6 @@
 """Where the latents of a model lie and what they weigh: arithmetic over its geometry, without tensors.
 
-Two shapes are laid out (DESIGN section 6). *Blocks* hold the compressed entries of a fixed number of tokens and are
+Two shapes are laid out. *Blocks* hold the compressed entries of a fixed number of tokens and are
 paged: the least common multiple of the compression ratios, so that no block ends inside a group. The *state* of a
 request is what goes with a place in it: the latents of the sliding window and the compressor's rows of groups that
 later tokens complete. It is kept once per request, at checkpoints and at a document's end, and counted by itself.

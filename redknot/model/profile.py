@@ -1,4 +1,4 @@
-"""Reuse profiles: which rows run how, as validated, content-hashed data (DESIGN section 5)."""
+"""Reuse profiles: which rows run how, as validated, content-hashed data."""
 
 from __future__ import annotations
 
@@ -34,10 +34,14 @@ class _Frozen(BaseModel):
 
 
 class FanOutPolicy(_Frozen):
-    """Adaptive expert fan-out of the middle layers; see :class:`redknot.ops.moe.FanOut`."""
+    """Adaptive expert fan-out of the middle layers; see :class:`redknot.ops.moe.FanOut`.
+
+    The three largest of six weights hold at least half of their sum: with ``k_min`` 3 any ``tau`` up to 0.5 is a fixed
+    top three.
+    """
 
     k_min: Annotated[int, Field(ge=1)] = 3
-    tau: Annotated[float, Field(gt=0, le=1)] = 1.0
+    tau: Annotated[float, Field(gt=0, le=1)]
 
 
 class Protected(_Frozen):
@@ -177,7 +181,10 @@ SHIPPED = {
         _TURBO,
     )
 }
-"""The five profiles of DESIGN section 5, with nano's fences (one layer) and no recent tail."""
+"""Recomputation and four ways of reuse, with nano's fences (one layer) and no recent tail.
+
+V4-Flash's (three layers) are files: ``configs/profiles/flash-*.json``.
+"""
 
 
 def load_profile(name_or_path: str) -> Profile:

@@ -1,7 +1,7 @@
 """A checkpoint's ``tokenizer.json`` as the rest of RedKnot uses it: text to ids without specials, and back.
 
 Text never becomes a control token: whatever the file lists as added tokens ("<|bos|>", role markers) is encoded as
-plain text when it is written out in a document or a question. Whoever needs such an id takes it by name.
+plain text when it is written out in a document or a question.
 """
 
 from __future__ import annotations
@@ -49,16 +49,9 @@ class Tokenizer:
             raise InputError(f"text encodes to the control token {int(control[0])} {name!r}")
         return ids
 
-    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
-        """The text of some ids; control tokens are written out unless ``skip_special``."""
-        return str(self._inner.decode([int(index) for index in ids], skip_special_tokens=skip_special))
-
-    def control_id(self, name: str) -> int:
-        """The id of a control token by its exact text; InputError when the tokenizer has none."""
-        for index, content in self._added.items():
-            if content == name:
-                return index
-        raise InputError(f"the tokenizer has no control token {name!r}")
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of some ids, control tokens written out."""
+        return str(self._inner.decode([int(index) for index in ids], skip_special_tokens=False))
 
 
 def tokenizer_hash(checkpoint: Path) -> str:

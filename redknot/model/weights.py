@@ -203,13 +203,6 @@ def _own(tensor: Tensor, part: slice, dim: int) -> Tensor:
     return tensor.narrow(dim, part.start, length).clone()
 
 
-SHARDED = (
-    *(f"attn.{field}" for field in ("wq_b", "sinks", "wo_a", "wo_b")),
-    *(f"moe.{field}" for field in ("w13", "w2", "shared_w13", "shared_w2")),
-)
-"""Endings of the paths whose tensors are divided among tensor-parallel ranks; all others are replicated."""
-
-
 def named_tensors(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a weight tree with its dotted path, e.g. ``layers.3.attn.wo_a``."""
     if isinstance(tree, Tensor):

@@ -95,10 +95,6 @@ class Parameters:
         self.tensors = tensors
         self.layers = layers or tuple(range(GEOMETRY.num_layers))
 
-    def running(self, layers: tuple[int, ...]) -> Parameters:
-        """The same tensors, seen as a model of some of the layers."""
-        return Parameters(self.tensors, layers)
-
     def names(self) -> list[str]:
         """Names of the tensors in use by the layers that run."""
         prefixes = tuple(f"layers.{layer}." for layer in self.layers)

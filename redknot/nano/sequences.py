@@ -46,11 +46,6 @@ class Recipe:
     other_weight: float = 0.05
     split: Split = "train"
 
-    def min_tokens(self) -> int:
-        """The shortest sequence this recipe fits in."""
-        documents = self.n_documents * text.min_document_tokens(self.facts_per_document)
-        return 1 + documents + self.n_questions * ROUND_TOKENS
-
 
 def training_sequence(
     rng: Generator, tokenizer: Tokenizer, n_tokens: int, recipe: Recipe = Recipe()

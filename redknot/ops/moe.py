@@ -1,7 +1,7 @@
 """Mixture of experts: hash or top-k router, adaptive fan-out, grouped expert GEMMs, shared expert.
 
 Source: ``transformers`` DeepseekV4TopKRouter, DeepseekV4HashRouter, DeepseekV4Experts, DeepseekV4MLP. Fan-out
-(DESIGN section 2) drops whole (row, expert) pairs before any expert GEMM; kept experts keep their weights.
+drops whole (row, expert) pairs before any expert GEMM; kept experts keep their weights.
 """
 
 from __future__ import annotations

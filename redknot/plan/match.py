@@ -1,4 +1,4 @@
-"""Find known documents in a request by token content (DESIGN section 4, rule 1).
+"""Find known documents in a request by token content, never by name.
 
 A *run* is a stretch of request tokens equal to a stretch of a document that starts on one of the document's block
 boundaries and either is a whole number of blocks or reaches the document's end. What is found:

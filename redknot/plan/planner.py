@@ -31,12 +31,18 @@ class Span:
 
 @dataclass(frozen=True)
 class PlannedDocument:
-    """One document of the request; ``reason`` None means that rows of it may be reused."""
+    """One document of the request; ``reason`` None means that rows of it may be reused.
+
+    Fewer ``matched`` tokens than ``artifact_tokens`` are a document found in part: blocks at its edges, whose tokens
+    merged with their neighbours, or text that differs.
+    """
 
     artifact_id: str | None  # of its longest run
     start: int
     length: int
     reason: DocumentReason | None
+    matched: int = 0  # tokens in runs of that artifact
+    artifact_tokens: int | None = None  # of its whole document
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,9 @@ def make_plan(
         reason = _refusal(run, total, known[match.artifact_id], profile, geometry)
         if reason is None:
             runs.append(run)
-        decided.append(PlannedDocument(match.artifact_id, match.start, match.length, reason))
+        decided.append(
+            PlannedDocument(match.artifact_id, match.start, match.length, reason, match.length, run.doc_length)
+        )
     if spans is not None:
         decided = [_spanned(span, decided, span in named, geometry) for span in spans]
     return Plan(total, tuple(runs), tuple(decided))
@@ -89,7 +97,8 @@ def _spanned(span: Span, decided: Sequence[PlannedDocument], foreign: bool, geom
         reason = DocumentReason.TOO_SHORT if length < geometry.block_length else DocumentReason.NO_MATCH
         return PlannedDocument(None, span.start, length, reason)
     best = max(inside, key=lambda run: (run.reason is None, run.length))
-    return PlannedDocument(best.artifact_id, span.start, length, best.reason)
+    matched = sum(run.matched for run in inside if run.artifact_id == best.artifact_id)
+    return PlannedDocument(best.artifact_id, span.start, length, best.reason, matched, best.artifact_tokens)
 
 
 def _refusal(run: KnownRun, total: int, known: Known, profile: Profile, geometry: Geometry) -> DocumentReason | None:

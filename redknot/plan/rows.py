@@ -53,7 +53,7 @@ class Rows:
 
 
 def repaired_rows(run: KnownRun, total: int, profile: Profile, window: int, group: int) -> Tensor:
-    """Protected rows of one run as a mask [length]: B (first and last windows), T, and the request's last row.
+    """Protected rows of one run as a mask [length]: B (first and last windows), the recent tail, the last row.
 
     B is whole groups of ``group`` tokens. The last row always runs, since its logits are wanted; its group runs with
     it where the rows in front of it can: where only tails of window latents are kept, they lack what to read.
@@ -72,7 +72,7 @@ def repaired_rows(run: KnownRun, total: int, profile: Profile, window: int, grou
 
 
 def protected_rows(total: int, runs: Sequence[KnownRun], profile: Profile, window: int, group: int) -> Tensor:
-    """Q, N, D, B and T of DESIGN section 5 as a mask [total]; picked rows come later."""
+    """Query, new text and each run's :func:`repaired_rows` as a mask [total]; picked rows come later."""
     mask = torch.ones(total, dtype=torch.bool)
     for run in runs:
         mask[run.start : run.stop] = repaired_rows(run, total, profile, window, group)

@@ -30,7 +30,7 @@ def plan_request(library: Library, profile: Profile, token_ids: Tensor, spans: S
     else:
         ours = [(span.start, span.end) for span in spans if span.artifact_id not in foreign]
         matches = match_spans(tokens, ours, library.index)
-    return make_plan(len(tokens), matches, spans, library.known(), profile, library.geometry, foreign)
+    return make_plan(len(tokens), matches, spans, library.known, profile, library.geometry, foreign)
 
 
 def check_profile(profile: Profile, geometry: Geometry) -> None:
@@ -45,6 +45,10 @@ def check_profile(profile: Profile, geometry: Geometry) -> None:
         raise Refused(RequestReason.UNSUPPORTED_MODEL, f"profile {profile.name} does not fit the model: {problem}")
 
 
-def fingerprint(read: Sequence[tuple[KnownRun, int]]) -> int:
-    """48 bits of the runs and generations that would be read: a sum over ranks shows whether all are the same."""
+def fingerprint(read: Sequence[tuple[KnownRun, str]]) -> int:
+    """48 bits of what would be read: a sum over ranks shows whether all are the same.
+
+    Each run comes with the digest of its artifact's certificate: the generation alone is a number that two stores, or
+    two builds of one document, may share over different bytes.
+    """
     return int.from_bytes(hashlib.sha256(repr(read).encode()).digest()[:6], "little")

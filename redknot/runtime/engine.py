@@ -101,7 +101,7 @@ class Engine:
         self.profile = profile if isinstance(profile, Profile) else load_profile(profile)
         self.metrics = metrics if metrics is not None else Metrics()
         self._library: Library | None = None
-        self._no_library: Refused | None = None
+        self._no_library = "no store was given"  # why, while there is none
         if store is not None:
             self._open(checkpoint, Path(store), namespace)
 
@@ -110,12 +110,14 @@ class Engine:
         try:
             opened = ArtifactStore(store)
         except StoreError as error:
-            self._no_library = Refused(RequestReason.STORE_UNAVAILABLE, str(error))
+            self._no_library = str(error)
             _log.warning("every request will run dense: %s", error)
             return
         identity = model_identity(checkpoint, geometry, DTYPE, load_settings().cache_dir)
         shard = self.model.group.shard
         self._library = Library(opened, identity, geometry, namespace, self.profile.needs(), shard)
+        self.metrics.watch("store", opened.counters)
+        self.metrics.watch("index", self._library.index.counters)
 
     def generate(
         self,
@@ -195,10 +197,8 @@ class Engine:
 
     def _sources(self, request: _Request) -> list[Source]:
         """Match, plan and certify; raises Refused with the reason to run dense."""
-        if self._no_library is not None:
-            raise self._no_library
         if self._library is None:
-            raise Refused(RequestReason.STORE_UNAVAILABLE, "no store was given")
+            raise Refused(RequestReason.STORE_UNAVAILABLE, self._no_library)
         check_profile(self.profile, self.model.geometry)
         library = self._library
         library.refresh()
@@ -207,7 +207,7 @@ class Engine:
         if not plan.runs:
             raise Refused(RequestReason.NOTHING_TO_REUSE, "no document of the request can be reused")
         artifacts = {run.artifact_id: self._certified(library, run.artifact_id) for run in _distinct(plan.runs)}
-        request.vote = fingerprint([(run, artifacts[run.artifact_id].certificate.generation) for run in plan.runs])
+        request.vote = fingerprint([(run, artifacts[run.artifact_id].certificate.digest) for run in plan.runs])
         request.wall["certify_s"] = time.perf_counter() - request.started - request.wall["match_s"]
         return [Source(run, artifacts[run.artifact_id]) for run in plan.runs]
 

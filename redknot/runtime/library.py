@@ -43,6 +43,7 @@ class Library:
     needs: tuple[str, ...]
     shard: Shard
     index: TokenIndex = field(init=False)
+    known: dict[str, Known] = field(default_factory=dict)  # what the planner may ask about
     _rows: dict[str, TokenRow] = field(default_factory=dict)
     _revision: object = None
     _held: dict[str, LoadedArtifact] = field(default_factory=dict)
@@ -69,6 +70,8 @@ class Library:
             for artifact_id in fresh.keys() - self._rows.keys():
                 self.index.add(artifact_id, fresh[artifact_id].token_ids)
             self._rows, self._revision = fresh, revision
+            # Once per revision: every request asks, and an index holds ten thousand documents and more.
+            self.known = {key: Known(len(row.token_ids), frozenset(row.artifact.needs)) for key, row in fresh.items()}
             if not fresh:
                 self._explain_empty()
         except StoreError as error:
@@ -86,10 +89,6 @@ class Library:
         geometry = any(name.startswith("geometry.") for name in fields)
         reason = RequestReason.GEOMETRY_MISMATCH if geometry else RequestReason.IDENTITY_MISMATCH
         raise Refused(reason, f"the store's artifacts belong to another model: {', '.join(fields)} differ")
-
-    def known(self) -> dict[str, Known]:
-        """What the planner may ask about."""
-        return {key: Known(len(row.token_ids), frozenset(row.artifact.needs)) for key, row in self._rows.items()}
 
     def owns(self, artifact_id: str) -> bool:
         """Whether this namespace has such an artifact, usable or not; what other namespaces have is never looked at.

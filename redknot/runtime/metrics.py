@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from redknot.errors import DocumentReason, RequestReason
 from redknot.runtime.counters import Counters
@@ -65,6 +67,26 @@ class Observed(Protocol):
         """Seconds from the call to the first token."""
 
 
+class _Watched(Collector):
+    """Counts that are kept elsewhere, read when they are scraped: one counter per name, summed over its sources."""
+
+    def __init__(self) -> None:
+        self.sources: list[tuple[str, Mapping[str, int]]] = []  # prefix, counts
+
+    def describe(self) -> Iterator[CounterMetricFamily]:
+        """Nothing: names come with what is watched, after registration."""
+        return iter(())
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yield the sums of now."""
+        sums: dict[str, int] = {}
+        for prefix, counts in list(self.sources):
+            for name, count in counts.items():
+                sums[f"{prefix}_{name}"] = sums.get(f"{prefix}_{name}", 0) + count
+        for name, count in sums.items():
+            yield CounterMetricFamily(f"redknot_{name}", f"{name.replace('_', ' ').capitalize()}.", count)
+
+
 class Metrics:
     """Sums over requests, in a registry of their own unless one is given (names must be free in it).
 
@@ -95,6 +117,8 @@ class Metrics:
         self._fan_out = self._counter("fan_out_rows", "Row-layers by the number of routed experts they ran.", "experts")
         self._ttft_forward = self._seconds("ttft_forward_seconds", "Prefill entry to first token.")
         self._ttft_request = self._seconds("ttft_request_seconds", "Call to first token: match, vote, load included.")
+        self._watched = _Watched()
+        self.registry.register(self._watched)
         self._show_zeros()
 
     def observe(self, report: Observed) -> None:
@@ -130,6 +154,10 @@ class Metrics:
             self._validated.inc()
         else:
             self._refused.labels(refused.value).inc()
+
+    def watch(self, prefix: str, counts: Mapping[str, int]) -> None:
+        """Show ``counts``, which somebody else increments and never lowers, as ``redknot_<prefix>_<name>_total``."""
+        self._watched.sources.append((prefix, counts))
 
     def exposition(self) -> str:
         """The text that Prometheus scrapes."""

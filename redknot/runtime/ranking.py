@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from redknot.latents.segment import Segment, allocate
 from redknot.latents.session import Session
+from redknot.model.geometry import LayerKind
 from redknot.plan.rows import KnownRun
 from redknot.runtime.capture import Capture
 from redknot.runtime.counters import Counters
@@ -31,6 +32,7 @@ def rank_by_indexer(
 
     The last w rows of the request run over the restored latents alone; the indexer scores they give each group are
     summed over rows and CSA layers. ``token_ids`` [n] is the whole request; the probe is counted in ``counters``.
+    A layer scores when its rows run, so they run in the last one too where that is CSA.
     """
     geometry, total = model.geometry, session.length
     known = _known(session, runs)
@@ -40,7 +42,8 @@ def rank_by_indexer(
     allocate(probe, geometry, probe.length)
     ghost = Session([*known, probe])
     rows = RowSet(geometry, (ghost,), (torch.arange(first, total),))
-    stage = Stage(range(geometry.num_layers), rows, token_ids[first:], go_on=_nobody())
+    go_on = torch.arange(rows.size) if geometry.kinds[-1] is LayerKind.CSA else _nobody()
+    stage = Stage(range(geometry.num_layers), rows, token_ids[first:], go_on=go_on)
     capture, own = Capture(wants_scores=True), Counters()
     if probe.length:
         forward(model, [stage], own, capture)

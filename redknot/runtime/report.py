@@ -14,7 +14,11 @@ from redknot.runtime.ledger import Bounds, Ledgers
 
 @dataclass(frozen=True)
 class DocumentReport:
-    """One document of the request; ``reason`` says why it was new text, None when rows of it were reused."""
+    """One document of the request; ``reason`` says why it was new text, None when rows of it were reused.
+
+    Without spans it is what was found: ``matched`` of the artifact's ``artifact_tokens``, so what is missing at its
+    edges is their difference.
+    """
 
     artifact_id: str | None
     start: int
@@ -22,6 +26,8 @@ class DocumentReport:
     reused: int  # rows read from the artifact in the middle layers
     recomputed: int
     reason: DocumentReason | None
+    matched: int  # tokens found equal to the artifact's document, 0 without one
+    artifact_tokens: int | None  # of that whole document
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,8 @@ def document_reports(plan: Plan | None, rows: Rows | None) -> tuple[DocumentRepo
                 document.length - running,
                 running,
                 document.reason,
+                document.matched,
+                document.artifact_tokens,
             )
         )
     return tuple(out)

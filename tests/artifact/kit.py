@@ -11,7 +11,9 @@ import torch
 
 from redknot.artifact.certificate import Certificate, CertificateDraft
 from redknot.artifact.files import SafetensorsFile
-from redknot.artifact.identity import ModelIdentity
+from redknot.artifact.identity import ModelIdentity, TokenIds, token_hash
+from redknot.artifact.loaded import LoadedArtifact
+from redknot.artifact.rows import ArtifactRow, ArtifactState
 from redknot.artifact.schema import CATALOGUE_FILE, generation_dir
 from redknot.artifact.store import ArtifactStore
 
@@ -50,8 +52,6 @@ def sections(fill: float | None = None, *, layers: int = 6, world: int = 1, rows
         for rank in range(world):
             add(f"layers.{layer}.zl.r{rank}of{world}", (rows, 8 // world), torch.bfloat16)
     add("boundary.streams", (rows, 64), torch.bfloat16)
-    add("boundary.layers.1.tail", (3, 16), torch.float32)
-    add("controller.scores", (rows,), torch.float32)
     return made
 
 
@@ -106,9 +106,30 @@ def directory_of(store: ArtifactStore, certificate: Certificate) -> Path:
     return generation_dir(store.root, certificate.artifact_id, certificate.generation)
 
 
-def read_all(store: ArtifactStore, certificate: Certificate) -> dict[str, torch.Tensor]:
-    artifact = store.load(certificate.artifact_id, NAMESPACE)
+def read_sections(artifact: LoadedArtifact) -> dict[str, torch.Tensor]:
     return {name: artifact.section(name) for name in artifact.certificate.sections}
+
+
+def read_all(store: ArtifactStore, certificate: Certificate) -> dict[str, torch.Tensor]:
+    return read_sections(store.load(certificate.artifact_id, NAMESPACE))
+
+
+def find(
+    store: ArtifactStore,
+    namespace: str = NAMESPACE,
+    *,
+    token_ids: TokenIds | None = None,
+    name: str | None = None,
+    model: ModelIdentity | None = None,
+) -> tuple[ArtifactRow, ...]:
+    """The artifacts in service that match everything given, oldest first."""
+    rows = store.catalogue.rows(
+        namespace,
+        token_hash=None if token_ids is None else token_hash(token_ids),
+        name=name,
+        model=None if model is None else model.digest,
+    )
+    return tuple(row for row in rows if row.state is ArtifactState.READY)
 
 
 def flip(path: Path, at: int) -> None:

@@ -11,7 +11,7 @@ from redknot.artifact.catalogue import Catalogue
 from redknot.artifact.schema import CATALOGUE_FILE
 from redknot.artifact.store import ArtifactStore
 from redknot.errors import StoreError
-from tests.artifact.kit import NAMESPACE, TOKENS, draft, model, run_child, sections
+from tests.artifact.kit import NAMESPACE, TOKENS, draft, find, model, run_child, sections
 
 
 def test_paths_that_are_no_store(tmp_path: Path) -> None:
@@ -72,13 +72,13 @@ def test_names_follow_content(store: ArtifactStore) -> None:
     new = put([1, 2, 3], ["a.txt"])
     assert store.names(old, NAMESPACE) == ("b.txt",)
     assert store.names(new, NAMESPACE) == ("a.txt",)
-    assert {row.artifact_id for row in store.find(NAMESPACE, name="a.txt")} == {other_profile, new}
+    assert {row.artifact_id for row in find(store, name="a.txt")} == {other_profile, new}
     store.add_names(new, NAMESPACE, ["b.txt", "b.txt"])
     assert store.names(new, NAMESPACE) == ("a.txt", "b.txt")
     assert store.names(old, NAMESPACE) == ()
     with pytest.raises(StoreError, match="no artifact"):
         store.add_names(new, "tenant-b", ["x"])
-    assert store.find("tenant-b", name="a.txt") == ()
+    assert find(store, "tenant-b", name="a.txt") == ()
 
 
 def test_tokens_come_back_and_the_best_artifact_is_chosen(store: ArtifactStore) -> None:
@@ -148,7 +148,7 @@ def test_a_failed_block_changes_nothing(store: ArtifactStore) -> None:
     with pytest.raises(ZeroDivisionError), store.catalogue.write() as connection:  # noqa: PT012
         connection.execute("DELETE FROM artifacts")
         raise ZeroDivisionError
-    assert len(store.find(NAMESPACE, artifact_id=identifier)) == 1
+    assert [row.artifact_id for row in find(store)] == [identifier]
     with pytest.raises(StoreError, match="no such table"), store.catalogue.write() as connection:
         connection.execute("DELETE FROM absent")
     assert len(store.list()) == 1

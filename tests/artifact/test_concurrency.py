@@ -10,7 +10,7 @@ import pytest
 
 from redknot.artifact.reasons import StaleGenerationError
 from redknot.artifact.store import ArtifactStore
-from tests.artifact.kit import NAMESPACE, TOKENS, draft, sections, start_child
+from tests.artifact.kit import NAMESPACE, TOKENS, draft, find, read_sections, sections, start_child
 
 
 def build_forever(root: Path, number: int, progress: int) -> None:
@@ -27,16 +27,15 @@ def read_forever(root: Path, number: int, progress: int) -> None:
         while True:
             if number == 0:
                 store.gc(grace_s=0)
-            for row in store.find(NAMESPACE):
+            for row in find(store):
                 artifact = store.load(row.artifact_id, NAMESPACE)
                 assert artifact.certificate.generation >= generation
                 generation = artifact.certificate.generation
                 try:
-                    artifact.open_files()
+                    tensors = read_sections(artifact)
                 except StaleGenerationError:
                     continue
-                names = artifact.certificate.sections
-                assert len({value for name in names for value in artifact.section(name).unique().tolist()}) == 1
+                assert len({value for tensor in tensors.values() for value in tensor.unique().tolist()}) == 1
             assert store.quarantined() == ()
             os.write(progress, b"r")
 
@@ -76,7 +75,7 @@ def test_four_builders_and_four_readers_killed_at_random(root: Path, seed: int) 
         size = store.bytes_on_disk()
         assert size.temporary == size.quarantine == 0
         assert store.quarantined() == ()
-        [row] = store.find(NAMESPACE)
+        [row] = find(store)
         assert size.objects == row.nbytes
         assert store.verify()[0].problems == ()
 

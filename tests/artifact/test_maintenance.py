@@ -98,12 +98,43 @@ def test_doctor_sees_damaged_token_ids(store: ArtifactStore, root: Path, damage:
 
 def test_doctor_reports_quarantine(store: ArtifactStore, root: Path) -> None:
     certificate = store.publish(draft(), sections(), TOKENS)
-    (generation_dir(root, certificate.artifact_id, 1) / "controller.safetensors").write_bytes(b"")
+    (generation_dir(root, certificate.artifact_id, 1) / "zl.0-2.r0of1.safetensors").write_bytes(b"")
     store.verify()
     assert codes(store) == ["quarantined"]
     store.remove(certificate.artifact_id, NAMESPACE)
     assert codes(store) == []
     assert store.quarantined() == ()
+
+
+def quarantine(store: ArtifactStore, token: int) -> str:
+    """Publish a document and damage it; returns its artifact id."""
+    certificate = store.publish(draft(), sections(), [token])
+    path = generation_dir(store.root, certificate.artifact_id, 1) / "boundary.safetensors"
+    path.write_bytes(b"x" * 1000)
+    assert store.verify(certificate.artifact_id)[0].problems
+    return certificate.artifact_id
+
+
+def test_quarantined_files(store: ArtifactStore, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay for the grace period, unless their artifact is gone; the record of the fault outlives them."""
+    removed, kept = quarantine(store, 1), quarantine(store, 2)
+    store.remove(removed, NAMESPACE)
+    report = store.gc()
+    assert (report.quarantined, report.nbytes) == (1, 1000)
+    [left] = (root / "quarantine").iterdir()
+    assert left.name == store.quarantined(kept)[0].moved_to
+    at = store.quarantined(kept)[0].at
+    monkeypatch.setattr(maintenance.time, "time", lambda: at + 99.0)
+    assert store.gc(grace_s=100).quarantined == 0
+    report = store.gc(grace_s=99)
+    assert (report.quarantined, report.nbytes) == (1, 1000)
+    assert list((root / "quarantine").iterdir()) == []
+    assert store.bytes_on_disk().quarantine == 0
+    assert [(fault.artifact_id, fault.moved_to) for fault in store.quarantined()] == [(kept, "")]
+    assert codes(store) == ["quarantined"]
+    assert store.counters["gc_files_removed"] == 2
+    (root / "quarantine").rmdir()
+    assert store.gc(grace_s=0).quarantined == 0
 
 
 def test_books(store: ArtifactStore, root: Path) -> None:

@@ -13,7 +13,7 @@ from redknot.artifact import publish as publish_module
 from redknot.artifact.catalogue import Catalogue
 from redknot.artifact.store import ArtifactStore
 from redknot.errors import StoreError
-from tests.artifact.kit import NAMESPACE, TOKENS, Steps, draft, kill_self, run_child, sections
+from tests.artifact.kit import NAMESPACE, TOKENS, Steps, draft, find, kill_self, run_child, sections
 
 SMALL = {"layers": 2, "rows": 8}
 
@@ -24,7 +24,7 @@ def publish(store: ArtifactStore, fill: float) -> None:
 
 def value_seen(store: ArtifactStore) -> float | None:
     """The one value of all sections a reader gets, None when it finds no artifact."""
-    rows = store.find(NAMESPACE, token_ids=TOKENS)
+    rows = find(store, token_ids=TOKENS)
     if not rows:
         return None
     artifact = store.load(rows[0].artifact_id, NAMESPACE)

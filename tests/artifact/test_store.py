@@ -12,7 +12,7 @@ from redknot.artifact.publish import Publication, planned_bytes
 from redknot.artifact.reasons import StaleGenerationError
 from redknot.artifact.store import ArtifactStore
 from redknot.errors import InputError, StoreError
-from tests.artifact.kit import NAMESPACE, TOKENS, directory_of, draft, read_all, sections
+from tests.artifact.kit import NAMESPACE, TOKENS, directory_of, draft, find, read_all, read_sections, sections
 
 
 @pytest.mark.parametrize("mapped", [True, False])
@@ -22,8 +22,8 @@ def test_bit_for_bit(root: Path, mapped: bool) -> None:
         raw = torch.randint(0, 2, (24,), dtype=torch.uint8)
         made[f"layers.{number}.kind_{number}"] = raw.view(dtype).view(3, -1)
     made["layers.0.empty"] = torch.empty(0, 16, dtype=torch.bfloat16)
-    made["controller.scalar"] = torch.tensor(3.5)
-    made["controller.strided"] = torch.randn(8, 6).t()
+    made["boundary.scalar"] = torch.tensor(3.5)
+    made["boundary.strided"] = torch.randn(8, 6).t()
     with ArtifactStore(root, create=True, mapped=mapped) as store:
         certificate = store.publish(draft(world=2), made, TOKENS, ["a.txt"])
         for _ in range(2):
@@ -53,7 +53,7 @@ def test_a_namespace_never_sees_another(store: ArtifactStore) -> None:
     assert str(refused.value).replace(mine.artifact_id[:12], "") == str(unknown.value).replace(
         mine.artifact_id[::-1][:12], ""
     )
-    assert [row.artifact_id for row in store.find(NAMESPACE, token_ids=TOKENS)] == [mine.artifact_id]
+    assert [row.artifact_id for row in find(store, token_ids=TOKENS)] == [mine.artifact_id]
     assert [row.artifact_id for row in store.list("tenant-b")] == [theirs.artifact_id]
     with pytest.raises(StoreError):
         store.remove(mine.artifact_id, "tenant-b")
@@ -71,7 +71,7 @@ def test_malformed_ids_never_become_paths(store: ArtifactStore) -> None:
 def test_a_new_generation_replaces_the_old(store: ArtifactStore) -> None:
     first = store.publish(draft(), sections(1.0), TOKENS)
     old = store.load(first.artifact_id, NAMESPACE)
-    old.open_files()
+    read_sections(old)
     second = store.publish(draft(), sections(2.0), TOKENS)
     assert (first.generation, second.generation) == (1, 2)
     assert first.artifact_id == second.artifact_id
@@ -99,7 +99,7 @@ def test_removal(store: ArtifactStore) -> None:
     size = store.bytes_on_disk().objects
     assert store.remove(certificate.artifact_id, NAMESPACE) == size
     assert store.bytes_on_disk().objects == store.bytes_on_disk().temporary == 0
-    assert store.find(NAMESPACE, name="a.txt") == ()
+    assert find(store, name="a.txt") == ()
     with pytest.raises(StoreError, match="no artifact"):
         store.load(certificate.artifact_id, NAMESPACE)
     assert store.publish(draft(), sections(), TOKENS).generation == 1
@@ -146,14 +146,13 @@ def test_section_names_are_checked_before_a_file_is_made(store: ArtifactStore) -
         store.publish(draft(), {"boundary.../../x": torch.zeros(1)}, TOKENS)
 
 
-def test_find(store: ArtifactStore) -> None:
+def test_what_is_published_is_in_the_catalogue(store: ArtifactStore) -> None:
     certificate = store.publish(draft(), sections(), TOKENS)
-    [row] = store.find(NAMESPACE, token_ids=np.array(TOKENS), model=certificate.model, needs=("zl", "latents"))
+    [row] = find(store, token_ids=np.array(TOKENS), model=certificate.model)
     assert row.artifact_id == certificate.artifact_id
-    assert row.needs == certificate.needs
+    assert row.needs == certificate.needs == ("latents", "streams", "zl")
     assert row.nbytes == store.bytes_on_disk().objects
-    assert store.find(NAMESPACE, needs=("window_all",)) == ()
-    assert store.find(NAMESPACE, token_ids=TOKENS[1:]) == ()
+    assert find(store, token_ids=TOKENS[1:]) == ()
 
 
 def test_planned_bytes_are_within_one_percent(store: ArtifactStore) -> None:

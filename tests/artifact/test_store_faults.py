@@ -17,6 +17,7 @@ from tests.artifact.kit import (
     alter_tokens,
     directory_of,
     draft,
+    find,
     flip,
     model,
     offset_of,
@@ -45,7 +46,7 @@ def test_a_flipped_bit_in_each_section(root: Path, mapped: bool) -> None:
             assert not path.exists()
             assert store.quarantined()[-1].section == name
             assert (store.root / "quarantine" / store.quarantined()[-1].moved_to).is_file()
-            assert store.find(NAMESPACE, token_ids=TOKENS) == ()
+            assert find(store, token_ids=TOKENS) == ()
             with pytest.raises(CorruptSectionError, match="in quarantine"):
                 store.load(certificate.artifact_id, NAMESPACE)
         # The others are unaffected, and building again is all that is needed.
@@ -61,10 +62,10 @@ def test_truncation_at_every_page_of_every_file(store: ArtifactStore) -> None:
         for at in {*range(0, len(whole), 4096), len(whole) - 1}:
             os.truncate(path, at)
             with pytest.raises(CorruptSectionError):
-                store.load(certificate.artifact_id, NAMESPACE).open_files()
+                read_all(store, certificate)
             cuts += 1
             assert store.counters["corrupt_sections"] == store.counters["files_quarantined"] == cuts
-            assert store.find(NAMESPACE) == ()
+            assert find(store) == ()
             # An operator who copies the file back and verifies has the artifact back.
             path.write_bytes(whole)
             assert store.verify(certificate.artifact_id)[0].problems == ()
@@ -104,9 +105,9 @@ def test_a_shard_of_another_rank_is_noticed(store: ArtifactStore) -> None:
     directory = directory_of(store, certificate)
     (directory / "zl.0-2.r1of2.safetensors").write_bytes((directory / "zl.0-2.r0of2.safetensors").read_bytes())
     artifact = store.load(certificate.artifact_id, NAMESPACE)
-    artifact.open_files(rank=0)
+    assert artifact.section("layers.0.zl.r0of2").shape == (30, 4)
     with pytest.raises(CorruptSectionError, match="other sections"):
-        artifact.open_files(rank=1)
+        artifact.section("layers.0.zl.r1of2")
 
 
 def test_damage_after_the_first_read_is_seen_by_the_next_load(store: ArtifactStore) -> None:
@@ -140,7 +141,7 @@ def test_read_errors(root: Path, call: str, number: int, quarantined: bool, move
         assert isinstance(e.value, CorruptSectionError) == quarantined
         assert store.counters["io_errors"] == 1
         assert store.counters["corrupt_sections"] == quarantined
-        assert bool(store.find(NAMESPACE)) != quarantined
+        assert bool(find(store)) != quarantined
         path = directory_of(store, certificate) / "boundary.safetensors"
         assert path.exists() != moved
         if not quarantined:
@@ -192,13 +193,13 @@ def test_verify_and_its_report(store: ArtifactStore) -> None:
     good = store.publish(draft(), sections(), [1])
     bad = store.publish(draft(), sections(), [2])
     read_all(store, bad)
-    path = directory_of(store, bad) / "controller.safetensors"
+    path = directory_of(store, bad) / "boundary.safetensors"
     flip(path, path.stat().st_size - 1)
     results = {result.artifact_id: result for result in store.verify()}
     assert results[good.artifact_id].problems == ()
     assert results[good.artifact_id].nbytes == good.nbytes
     assert len(results[bad.artifact_id].problems) == 1
-    assert [row.artifact_id for row in store.find(NAMESPACE)] == [good.artifact_id]
+    assert [row.artifact_id for row in find(store)] == [good.artifact_id]
     # Asking again neither repairs nor records it twice.
     assert len(store.verify(bad.artifact_id)[0].problems) == 1
     assert len(store.quarantined()) == 1
@@ -249,12 +250,12 @@ def test_damaged_token_ids(store: ArtifactStore, root: Path, damage: str, found_
         "catalogue.sqlite",
         "",
     )
-    assert store.find(NAMESPACE, token_ids=TOKENS) == ()
+    assert find(store, token_ids=TOKENS) == ()
     with pytest.raises(CorruptSectionError, match="in quarantine: build it again"):
         store.load(certificate.artifact_id, NAMESPACE)
     # Its sections are sound, and still it is not put back.
     assert store.verify(certificate.artifact_id)[0].problems != ()
-    assert store.find(NAMESPACE, token_ids=TOKENS) == ()
+    assert find(store, token_ids=TOKENS) == ()
     store.publish(draft(), sections(), TOKENS)
     assert [row.token_ids.tolist() for row in store.tokens(NAMESPACE, model())] == [[1, 2, 3], TOKENS]
     assert store.doctor()[0].code == "superseded"

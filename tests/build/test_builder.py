@@ -201,16 +201,22 @@ def test_a_full_disk_stops_the_build_with_its_reason(model, store, draft, target
 
 
 def test_a_failed_evaluation_leaves_what_was_published(model, store, draft, contents, monkeypatch):
-    native = builder.evaluate_batch
+    native, on_disk = builder.evaluate_batch, threading.Barrier(2)
 
     def failing(model_, draft_, batch, counters):
         if len(batch[0]) > 100:
+            on_disk.wait(60)
             raise MemoryError
         return native(model_, draft_, batch, counters)
 
+    def on_done(content: Content) -> None:
+        if content.names == ("d2",):  # the last one of the two batches before
+            on_disk.wait(60)
+
     monkeypatch.setattr(builder, "evaluate_batch", failing)
     with pytest.raises(MemoryError):
-        build(model, store, draft, contents)
+        build(model, store, draft, contents, on_done)
+    assert published(store) == {"d1", "d0", "d4", "d2"}
     assert is_clean(store)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from redknot.build.documents import CorpusReport, read_corpus, read_text
+from redknot.cli import common
 from redknot.cli.main import main
+from redknot.config import LOG_LEVEL
 from redknot.model.tokenizer import load_tokenizer
-from tests.kit.requests import publish, use_cache, write_checkpoint
+from tests.kit.requests import LAYERS, ROOT, publish, use_cache, write_checkpoint
 
 TEXTS = {
     "a.txt": "The code of the north gate is seven four one. Nobody may know it but the keeper, who forgets it daily, "
@@ -29,9 +32,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     made = tmp_path_factory.mktemp("ask")
     checkpoint = write_checkpoint(made / "model")
     tokenizer = load_tokenizer(checkpoint)
-    for name, text in TEXTS.items():
+    texts = TEXTS | {"long.txt": " ".join(TEXTS.values()) * 4}  # more than the windows at its ends
+    for name, text in texts.items():
         (made / name).write_text(text, encoding="utf-8")
-    publish(checkpoint, made / "store", [tokenizer.encode(text).tolist() for text in TEXTS.values()])
+    publish(checkpoint, made / "store", [tokenizer.encode(text).tolist() for text in texts.values()])
     yield made
     patch.undo()
 
@@ -85,6 +89,31 @@ def test_one_arm(folder, capsys, arm):
     body = json.loads(capsys.readouterr().out)
     assert body.keys() == {arm, "ttft_request_ratio"}
     assert body["ttft_request_ratio"] is None
+
+
+def test_a_fixed_top_three_runs_three_experts_of_every_middle_row(folder, capsys):
+    """In the fences all six run; otherwise the profile is ``rowsparse``."""
+    counted = {}
+    for profile in ("rowsparse", str(ROOT / "configs/profiles/fixed-3.json")):
+        assert ask(folder, "--profile", profile, "--arm", "reuse", "--json", documents=("long.txt",)) == 0
+        counted[profile] = json.loads(capsys.readouterr().out)["reuse"]
+    sparse, fixed = counted.values()
+    assert (fixed["arm"], fixed["profile"], fixed["reused_tokens"]) == ("reuse", "fixed-3", sparse["reused_tokens"])
+    running = fixed["prompt_tokens"] - fixed["reused_tokens"]
+    assert 0 < running < fixed["prompt_tokens"]
+    experts, whole = fixed["counters"]["fan_out"], sparse["counters"]["fan_out"]
+    assert experts.keys() == {"3", "6"}
+    assert experts["3"] == (len(LAYERS) - 2) * running
+    assert (whole.keys(), whole["6"]) == ({"6"}, experts["3"] + experts["6"])
+    assert fixed["counters"]["expert_pairs"] == 3 * experts["3"] + 6 * experts["6"]
+
+
+def test_the_log_level_is_that_of_the_environment(folder, capsys, monkeypatch):
+    monkeypatch.setenv(LOG_LEVEL, "debug")
+    given: list[dict] = []
+    monkeypatch.setattr(common.logging, "basicConfig", lambda **options: given.append(options))
+    assert ask(folder, "--profile", "turbo", "--arm", "recompute", documents=()) == 0
+    assert [options["level"] for options in given] == [logging.DEBUG]
 
 
 @pytest.mark.parametrize("json_", [True, False])

@@ -12,6 +12,7 @@ import pytest
 
 from redknot.artifact.store import ArtifactStore
 from redknot.build import builder
+from tests.artifact.kit import flip
 from tests.kit.corpus import MAX_POSITIONS, document, write_corpus, write_lines
 
 LENGTHS = [150, 40, 90, 200, 40, 60]
@@ -54,6 +55,19 @@ def test_build_then_build_again(build, redknot):
     assert {one["did"] for one in again["artifacts"]} == {"skipped"}
     assert temporary() == []
     assert redknot("verify").code == 0
+
+
+def test_altered_weights_are_noticed_when_they_are_read_again(redknot, corpus, checkpoint, tmp_path):
+    """Size, time and inode of the file stay as they were."""
+    model = shutil.copytree(checkpoint, tmp_path / "other")
+
+    def build(*options: str):
+        return redknot("build", corpus, "--model", model, "--json", *options).json
+
+    assert build()["built"] == 6
+    flip(model / "model.safetensors", (model / "model.safetensors").stat().st_size - 1)
+    assert (build()["built"], build("--dry-run", "--verify-weights")["to_build"]) == (0, 6)
+    assert build("--verify-weights")["built"] == 6
 
 
 def test_text_output(build):
@@ -152,7 +166,7 @@ def test_control_tokens_in_documents_are_text(build, corpus, checkpoint):
     (corpus / "d0.txt").write_text(text)
     assert build().code == 0
     with ArtifactStore("redknot-store") as store:
-        row = store.find("default", name="d0.txt")[0]
+        row = store.catalogue.rows("default", name="d0.txt")[0]
         ids = next(t.token_ids for t in store.tokens("default", store.identities("default")[0]) if t.artifact == row)
     assert not set(ids.tolist()) & {0, 1, 2}
     assert load_tokenizer(checkpoint).decode(ids) == text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from collections.abc import Iterator
@@ -92,6 +93,11 @@ def run(folder: Path, *options: str) -> int:
     return main(["demo", *places, "--out", str(folder / "out"), "--documents", "2", "--questions", "1", *options])
 
 
+def is_png(path: Path) -> bool:
+    data = path.read_bytes()
+    return data.startswith(b"\x89PNG\r\n\x1a\n") and data.endswith(b"IEND\xaeB`\x82")
+
+
 def test_json_is_one_object_with_the_bounds(folder, capsys):
     assert run(folder, "--json") in (0, 1)  # a random model answers nothing right, which is no matter of this test
     out, err = capsys.readouterr()
@@ -103,6 +109,15 @@ def test_json_is_one_object_with_the_bounds(folder, capsys):
         assert body["summary"][row["arm"]]["bounds"] == bounds
     assert body["summary"]["turbo"]["bounds"]["row_bound"] > 1
     assert [json.loads(line) for line in (folder / "out" / "rows.jsonl").read_text().splitlines()] == body["rows"]
+    if importlib.util.find_spec("matplotlib") is not None:
+        assert is_png(folder / "out" / "demo.png")
+
+
+def test_the_picture_is_written(rows, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "demo.png"
+    assert demo._draw(rows, path) == path
+    assert is_png(path)
 
 
 @pytest.mark.parametrize("options", [("--questions", "0"), ("--documents", "0"), ("--documents", "4")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -121,6 +122,18 @@ def test_verify(store, redknot, ids):
     assert "fault      layers.1.entries" in redknot("show", "d1.txt").out
 
 
+def test_verify_on_a_disk_that_fails(store, redknot, monkeypatch):
+    """A mapped read would end the process with a signal."""
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", fail)
+    ran = redknot("verify", "d2.txt")
+    assert (ran.code, ran.out.splitlines()[-1]) == (1, "1 artifact read, 1 damaged")
+    assert "EIO" in ran.out
+
+
 @pytest.mark.parametrize("damage", TOKEN_DAMAGE)
 def test_damaged_token_ids(made, store, redknot, ids, checkpoint, damage):
     alter_tokens(store, ids["d1.txt"], TOKEN_DAMAGE[damage])
@@ -178,10 +191,18 @@ def test_gc(store, redknot, ids):
     (store / "tmp" / "trash-0" / "file").write_bytes(b"x" * 2000)
     orphan = store / "objects" / "ff" / ("f" * 64) / "g1"
     orphan.mkdir(parents=True)
-    assert redknot("gc").out.startswith("removed 1 unfinished, 0 superseded and 0 unlisted directories, 2 kB\nleft ")
+    assert redknot("gc").out.startswith(
+        "removed 1 unfinished, 0 superseded and 0 unlisted directories and 0 quarantined files, 2 kB\nleft "
+    )
     found = redknot("gc", "--grace", "0", "--json").json
-    assert found["removed"] == {"temporary": 0, "superseded": 0, "orphaned": 1, "bytes": 0}
+    assert found["removed"] == {"temporary": 0, "superseded": 0, "orphaned": 1, "quarantined": 0, "bytes": 0}
     assert found["left"]["total"] > found["left"]["objects"] > 0
+    damage(store, ids["d1.txt"])
+    assert redknot("verify").code == 1
+    assert redknot("gc", "--json").json["removed"]["quarantined"] == 0
+    removed = redknot("gc", "--grace", "0", "--json").json["removed"]
+    assert (removed["quarantined"], removed["bytes"] > 0) == (1, True)
+    assert "fault      layers.1.entries" in redknot("show", "d1.txt").out
     assert redknot("gc", "--grace", "-1").code == 2
     assert redknot("gc", "--grace", "nan").code == 2
 
@@ -214,6 +235,22 @@ def test_doctor_finds_artifacts_of_another_model(store, redknot, checkpoint, tmp
     ran = redknot("doctor", "--model", tmp_path / "other")
     assert ran.code == 0
     assert "3 artifacts of another model, which differs in geometry.index_topk" in ran.out
+
+
+def test_doctor_notices_altered_weights_when_it_reads_them(redknot, checkpoint, tmp_path):
+    """Size, time and inode stay as they were: only reading the file again can tell."""
+    model = shutil.copytree(checkpoint, tmp_path / "other")
+    write_corpus(tmp_path / "corpus", LENGTHS)
+    assert redknot("build", tmp_path / "corpus", "--model", model).code == 0
+    ran = redknot("doctor", "--model", model, "--verify-weights")
+    assert (ran.code, "ok       weights  " in ran.out) == (0, True)
+    flip(model / "model.safetensors", (model / "model.safetensors").stat().st_size - 1)
+    ran = redknot("doctor", "--model", model)
+    assert (ran.code, "weights" in ran.out) == (0, False)
+    ran = redknot("doctor", "--model", model, "--verify-weights")
+    assert ran.code == 1
+    assert "error    weights_changed" in ran.out
+    assert "3 artifacts of another model, which differs in weights_hash" in ran.out
 
 
 @pytest.mark.parametrize("broken", ["config.json", "model.safetensors", "tokenizer.json"])

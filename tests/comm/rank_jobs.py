@@ -10,7 +10,7 @@ import torch
 
 from redknot.comm.group import TorchGroup
 from redknot.model.checkpoint import load_model
-from redknot.model.weights import SHARDED, named_tensors
+from redknot.model.weights import named_tensors
 from redknot.ops.moe import FanOut
 from redknot.runtime.counters import Counters
 from redknot.runtime.forward import forward
@@ -18,6 +18,7 @@ from redknot.runtime.layout import RowSet
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import decode, prefill
 from tests.kit.oracle import tokens
+from tests.kit.ranks import SHARDED
 from tests.kit.rows import all_layers, every_row, poisoned_session
 
 LENGTH, STEPS = 200, 4

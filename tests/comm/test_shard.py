@@ -13,8 +13,9 @@ from redknot.comm.group import OneProcess
 from redknot.comm.shard import SINGLE, Shard
 from redknot.errors import ConfigError
 from redknot.model.checkpoint import load_model
-from redknot.model.weights import SHARDED, build_model, named_tensors
+from redknot.model.weights import build_model, named_tensors
 from tests.kit.oracle import Oracle
+from tests.kit.ranks import SHARDED
 
 
 @given(st.integers(1, 64), st.integers(0, 1000))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from redknot.artifact.schema import generation_dir
+from redknot.artifact.store import ArtifactStore
 from redknot.runtime.engine import Engine
 from tests.artifact.kit import flip, offset_of
 from tests.kit.ranks import run_ranks
@@ -48,9 +49,11 @@ def answers(folder: Path) -> dict[str, Any]:
     flip(path, offset_of(path, section))
     latents = generation_dir(other, certificate.artifact_id, 1) / certificate.sections["layers.2.entries"].file
     flip(latents, offset_of(latents, "layers.2.entries"))
-    fewer = folder / "fewer"
-    publish(checkpoint, fewer, DOCS[1:], tp_size=2)
-    one = folder / "one"
+    fewer = copy("fewer")
+    with ArtifactStore(fewer) as opened:
+        opened.remove(certificate.artifact_id, "default")
+    apart, one = folder / "apart", folder / "one"
+    publish(checkpoint, apart, DOCS, tp_size=2)
     publish(checkpoint, one, DOCS)
 
     scenarios: dict[str, dict[str, Any]] = {
@@ -61,6 +64,7 @@ def answers(folder: Path) -> dict[str, Any]:
         "corrupt copy": {"profile": "rowsparse", "stores": [whole, other], "requests": [BOTH, SECOND]},
         "no store": {"profile": "rowsparse", "stores": [folder / "nowhere", whole], "requests": [BOTH]},
         "other plan": {"profile": "rowsparse", "stores": [whole, fewer], "requests": [BOTH, SECOND]},
+        "built apart": {"profile": "rowsparse", "stores": [whole, apart], "requests": [BOTH]},
         "built for one": {"profile": "combined", "stores": [one, one], "requests": [BOTH]},
         "not sharded": {"profile": "rowsparse", "stores": [one, one], "requests": [BOTH]},
         "deviation": {"profile": DEVIATION, "stores": [one, one], "requests": [BOTH]},
@@ -105,6 +109,7 @@ def test_two_ranks_reuse_as_one_process_does(answers, name, profile):
         ("corrupt copy", ["rank_disagreement", "corrupt_section"]),
         ("no store", ["store_unavailable", "rank_disagreement"]),
         ("other plan", ["rank_disagreement", "rank_disagreement"]),
+        ("built apart", ["rank_disagreement", "rank_disagreement"]),
         ("built for one", ["geometry_mismatch", "geometry_mismatch"]),
     ],
 )

@@ -18,6 +18,12 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 
+SHARDED = (
+    *(f"attn.{field}" for field in ("wq_b", "sinks", "wo_a", "wo_b")),
+    *(f"moe.{field}" for field in ("w13", "w2", "shared_w13", "shared_w2")),
+)
+"""Endings of the paths whose tensors are divided among tensor-parallel ranks; all others are replicated."""
+
 
 def run_ranks(world: int, function: str, folder: Path, limit: float = 150) -> list[Any]:
     """What ``function`` ("module:name", called with the group and the folder) returned on each rank.

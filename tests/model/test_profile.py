@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from redknot.build.target import make_target
 from redknot.errors import ConfigError
-from redknot.model.geometry import LayerKind
-from redknot.model.profile import SHIPPED, FanOutPolicy, Profile, Protected, Selector, Treatment, load_profile
+from redknot.model.geometry import LayerKind, geometry_from_config
+from redknot.model.profile import SHIPPED, FanOutPolicy, Profile, Protected, Selector, Treatment, load_profile, misfit
+from redknot.model.published import published_config
 from redknot.nano.parameters import GEOMETRY
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,8 +45,8 @@ def test_shipped_profiles_by_exact_name(name, tmp_path):
     assert same.digest() == SHIPPED[name].digest()
 
 
-def test_the_five_profiles_of_the_contract():
-    """DESIGN section 5, with nano's fences."""
+def test_the_five_shipped_profiles():
+    """Treatments, protected widths and fences; nano has one fence layer and no recent tail."""
 
     def table(name: str) -> tuple[object, ...]:
         p = SHIPPED[name]
@@ -138,8 +139,8 @@ def test_digests_change_with_the_content():
         {"selector": Selector.DEVIATION},
         {"deviation_layer": 5},
         {"global_heads": (1,)},
-        {"fan_out": FanOutPolicy()},
-        {"fan_out": FanOutPolicy(k_min=4)},
+        {"fan_out": FanOutPolicy(tau=0.8)},
+        {"fan_out": FanOutPolicy(k_min=4, tau=0.8)},
         {"fan_out": FanOutPolicy(tau=0.9)},
         {"protected": Protected(first_windows=2)},
         {"protected": Protected(last_windows=0)},
@@ -167,6 +168,38 @@ def test_the_deviation_baseline():
     assert GEOMETRY.kinds.index(LayerKind.CSA) == profile.deviation_layer - 1
     assert profile.protected == Protected(first_windows=0, last_windows=0, recent_tail=0, indexed_share=0.0)
     assert profile.needs() == ("latents", "streams:1", "window_all")
+
+
+FLASH = geometry_from_config(published_config("flash"))
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.stem.startswith("flash-")], ids=lambda path: path.stem)
+def test_the_profiles_of_flash(path):
+    """The shipped ones with three fence layers; the published recent tail belongs to ``combined``."""
+    profile, like = load_profile(str(path)), SHIPPED[path.stem.removeprefix("flash-")]
+    assert misfit(profile, FLASH) == ""
+    assert profile.fence_layers == 3
+    tail = 32768 if like.name == "combined" else 0
+    protected = like.protected.model_copy(update={"recent_tail": tail})
+    changes = {"name": profile.name, "fence_layers": 3, "protected": protected}
+    assert profile == like.model_copy(update=changes)
+    needs = {need.partition(":")[0] for need in like.needs()}
+    assert {need.partition(":")[0] for need in profile.needs()} == needs
+    # Published: 56 Local and 8 Global heads.
+    assert len(profile.global_heads) * FLASH.o_groups == 8
+
+
+def test_every_reusing_profile_has_a_flash_one():
+    assert {f"flash-{name}" for name, profile in SHIPPED.items() if profile.reuses} <= {path.stem for path in FILES}
+
+
+@pytest.mark.parametrize(("name", "tau"), [("fixed-3", 0.5), ("adaptive-80", 0.8)])
+def test_the_profiles_with_fewer_experts(name, tau):
+    """Otherwise they are ``rowsparse``, and its artifacts serve them."""
+    profile = load_profile(str(ROOT / f"configs/profiles/{name}.json"))
+    fan_out = FanOutPolicy(k_min=3, tau=tau)
+    assert profile == SHIPPED["rowsparse"].model_copy(update={"name": name, "fan_out": fan_out})
+    assert profile.needs() == SHIPPED["rowsparse"].needs()
 
 
 @given(
@@ -204,6 +237,7 @@ def test_a_selector_that_picks_has_all_windows_to_read(selector, budget, share, 
         ({"name": "p", "protected": {"indexed_share": 2}}, "protected.indexed_share"),
         ({"name": "p", "fan_out": {"k_min": 0}}, "fan_out.k_min"),
         ({"name": "p", "fan_out": {"tau": 0}}, "fan_out.tau"),
+        ({"name": "p", "fan_out": {"k_min": 3}}, "fan_out.tau: Field required"),
         ({"name": "p", "global_heads": []}, "global_heads must name distinct positions"),
         ({"name": "p", "global_heads": [1, 1]}, "global_heads must name distinct positions"),
         ({"name": "p", "global_heads": [-1]}, "global_heads"),

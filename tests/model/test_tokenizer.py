@@ -58,13 +58,11 @@ def test_role_markers_are_control_tokens_too(tmp_path):
     inner.save(str(tmp_path / "tokenizer.json"))
     geometry = replace(GEOMETRY, vocab_size=3000)
     tokenizer = load_tokenizer(tmp_path, geometry)
-    marker = tokenizer.control_id("<|User|>")
-    assert marker == 2048
+    marker = 2048
     ids = tokenizer.encode("hello <|User|> there")
     assert marker not in ids
     assert tokenizer.decode(ids) == "hello <|User|> there"
     assert tokenizer.decode([marker]) == "<|User|>"
-    assert tokenizer.decode([marker], skip_special=True) == ""
 
 
 def test_a_tokenizer_that_makes_control_tokens_of_text_is_refused_by_name(folder):
@@ -72,12 +70,6 @@ def test_a_tokenizer_that_makes_control_tokens_of_text_is_refused_by_name(folder
     geometry = replace(GEOMETRY, bos_token_id=int(load_tokenizer(folder, GEOMETRY).encode("a")[0]))
     with pytest.raises(InputError, match=f"control token {geometry.bos_token_id}"):
         load_tokenizer(folder, geometry).encode("a")
-
-
-def test_control_ids_by_name(tokenizer):
-    assert tokenizer.control_id("<|bos|>") == 0
-    with pytest.raises(InputError, match="no control token '<think>'"):
-        tokenizer.control_id("<think>")
 
 
 def test_truncation_and_padding_of_the_file_are_ignored(tmp_path):

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from redknot.errors import DocumentReason, InputError, RequestReason
+from redknot.model.profile import SHIPPED
 from redknot.plan.planner import Span
 from redknot.runtime.engine import Engine, Result
 from redknot.runtime.ledger import recompute_row_layers, structural_ceiling
-from tests.kit.requests import BOS, MAX_POSITIONS, REUSING, document, publish, write_checkpoint
+from tests.kit.requests import BLOCK, BOS, MAX_POSITIONS, REUSING, document, publish, write_checkpoint
 from tests.runtime.conftest import Served
+from tests.runtime.test_metrics import samples
 
 QUESTION = document(20, 7)
 
@@ -151,19 +153,41 @@ def test_documents_are_found_whatever_they_start_and_end_with(texts, name):
         assert found.reused == length - 32
 
 
+def long_text(name: str) -> str:
+    """At least four blocks, the same first and last characters, and nothing that another long text has."""
+    middle = " ".join(f"On page {page} of {name} stands number {page * 37}." for page in range(1, 12))
+    return TEXTS[name] + middle + TEXTS[name]
+
+
+@pytest.fixture(scope="module")
+def long_texts(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """As ``texts``, of the long ones."""
+    store = tmp_path_factory.mktemp("long") / "store"
+    plain = Engine(served.checkpoint, profile="turbo")
+    documents = [plain.tokenizer.encode(long_text(name)).tolist() for name in TEXTS]
+    publish(served.checkpoint, store, documents, [SHIPPED["rowsparse"], SHIPPED["turbo"]])
+    return Engine(served.checkpoint, store, "turbo")
+
+
 @pytest.mark.parametrize("name", TEXTS)
-def test_prompt_texts_lose_edge_blocks_at_most(texts, name):
-    """One text: first or last tokens may merge with their neighbours; blocks that did not are found."""
-    text = TEXTS[name]
+def test_prompt_texts_lose_edge_blocks_at_most(long_texts, name):
+    """One text: first or last tokens may merge with their neighbours; blocks that did not are found.
+
+    What is missing is in the report: fewer tokens found than the document has.
+    """
+    texts, text = long_texts, long_text(name)
+    length = len(texts.tokenizer.encode(text))
+    assert length >= 4 * BLOCK
     for around in ("{}", "Read this:{}And now:", "7{}7", "\n{}\n", "é{}é"):
         prompt = around.format(text)
         result = texts.generate(prompt=prompt, max_new_tokens=2)
         dense = texts.generate(prompt=prompt, reuse="off", max_new_tokens=2)
         assert result.report.prompt_tokens == dense.report.prompt_tokens == 1 + len(texts.tokenizer.encode(prompt))
-        if result.report.arm == "dense":
-            assert result.token_ids == dense.token_ids
-        for found in result.report.documents:
-            assert found.reused + found.recomputed == found.length
+        assert result.report.arm == "reuse"
+        [found] = result.report.documents
+        assert found.reused + found.recomputed == found.length == found.matched
+        assert found.artifact_tokens == length
+        assert length - 2 * BLOCK <= found.matched <= length
 
 
 def test_answers_are_text(texts):
@@ -299,8 +323,14 @@ def test_documents_published_while_serving_are_found(served, tmp_path):
         return [d.reason for d in engine.generate(segments=segments, max_new_tokens=1).report.documents]
 
     assert reasons() == [None, DocumentReason.NO_MATCH]
+    library = engine._library
+    assert library is not None
+    known = library.known
+    assert reasons() == [None, DocumentReason.NO_MATCH]
+    assert library.known is known  # made when the store changes, not by every request
     publish(served.checkpoint, store, served.documents[1:2])
     assert reasons() == [None, None]
+    assert [len(now) for now in (known, library.known)] == [1, 2]
     from redknot.artifact.store import ArtifactStore
 
     with ArtifactStore(store) as opened:
@@ -345,6 +375,22 @@ def test_certificates_are_counted_once_per_request_and_artifact(served):
     for count in (2, 4):
         engine.generate(segments=segments, max_new_tokens=1)
         assert engine.metrics.registry.get_sample_value("redknot_certificates_validated_total") == count
+
+
+def test_counts_of_the_store_and_of_the_index_are_scraped(served):
+    engine = Engine(served.checkpoint, served.store)
+    library = engine._library
+    assert library is not None
+    assert samples(engine.metrics)["redknot_store_loads_total"] == 0
+    engine.generate(segments=[*served.documents[:2], QUESTION], max_new_tokens=1)
+    library.index.counters["match_collisions"] += 7
+    found = samples(engine.metrics)
+    assert found["redknot_store_loads_total"] == 2
+    assert found["redknot_index_match_collisions_total"] == 7
+    assert found["redknot_index_match_cut_short_total"] == 0
+    for name, count in library.store.counters.items():
+        assert found[f"redknot_store_{name}_total"] == count
+    assert found["redknot_store_bytes_verified_total"] > 0
 
 
 def test_generation_stops_at_the_end_of_sequence(served, tmp_path):

@@ -1,4 +1,4 @@
-"""The identities that reuse rests on (DESIGN section 2), and that nothing but what was stored or ran is ever read."""
+"""The identities that reuse rests on, and that nothing but what was stored or ran is ever read."""
 
 from __future__ import annotations
 

@@ -120,6 +120,22 @@ def test_certificates() -> None:
     assert found["redknot_certificates_refused_total{reason=identity_mismatch}"] == 1
 
 
+def test_watched_counts_are_summed_when_scraped() -> None:
+    """Two engines with one ``Metrics`` have a store each; what neither counts is absent."""
+    metrics = Metrics()
+    first, second = {"loads": 1}, {"loads": 10, "io_errors": 0}
+    assert not any(name.startswith("redknot_store") for name in samples(metrics))
+    for counts in (first, second):
+        metrics.watch("store", counts)
+    first["loads"] += 1
+    found = samples(metrics)
+    assert {name: value for name, value in found.items() if name.startswith("redknot_store")} == {
+        "redknot_store_loads_total": 12,
+        "redknot_store_io_errors_total": 0,
+    }
+    assert "# TYPE redknot_store_loads_total counter" in metrics.exposition()
+
+
 def test_known_labels_start_at_zero() -> None:
     found = samples(Metrics())
     names = [f"redknot_fallbacks_total{{reason={reason}}}" for reason in RequestReason]

@@ -62,7 +62,7 @@ def test_segments_on_block_boundaries_equal_one_segment(
 ) -> None:
     """Whole blocks in frames of their own, the CSA overlap carried over the seams: the same function (identity c).
 
-    Queries are turned to each segment's frame and outputs back, so this is relocation end to end.
+    Keys are turned from each segment's frame to the request's, so this is relocation end to end.
     """
     oracle: Oracle = request.getfixturevalue(name)
     block, ids = oracle.geometry.block_length, ids_of(oracle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import shutil
@@ -22,7 +23,7 @@ from redknot.comm.shard import Shard
 from redknot.errors import ConfigError, DocumentReason, RequestReason, ReuseUnavailableError
 from redknot.model.profile import SHIPPED, Profile, Protected, Selector, Treatment
 from redknot.plan.planner import Span
-from redknot.runtime.engine import Engine, Result
+from redknot.runtime.engine import Engine, Result, _Request
 from tests.artifact.kit import TOKEN_DAMAGE, alter_tokens, flip, offset_of
 from tests.kit.requests import BOS, document, publish
 from tests.runtime.conftest import Served
@@ -31,16 +32,24 @@ from tests.runtime.test_metrics import samples
 QUESTION = document(20, 7)
 NEW = 4  # generated tokens compared
 PROVOKED: set[object] = set()
+RAN: set[str] = set()  # tests of this file that this process ran
 
 
 @pytest.fixture(scope="module", autouse=True)
 def every_reason_is_provoked(request: pytest.FixtureRequest):
     """A reason that no test of a whole run of this file provokes has no way to be seen."""
     PROVOKED.clear()
+    RAN.clear()
     yield
-    here = [item for item in request.session.items if item.fspath == request.fspath]
-    if len(here) >= 25 and not request.session.testsfailed:
+    # Every worker of pytest-xdist collects the file and runs a part of it: only who ran all of it can say.
+    here = {item.nodeid for item in request.session.items if item.path == request.path}
+    if len(here) >= 25 and here <= RAN and not request.session.testsfailed:
         assert {*DocumentReason, *RequestReason} <= PROVOKED, {*DocumentReason, *RequestReason} - PROVOKED
+
+
+@pytest.fixture(autouse=True)
+def remember(request: pytest.FixtureRequest) -> None:
+    RAN.add(request.node.nodeid)
 
 
 @pytest.fixture
@@ -348,9 +357,13 @@ class Doubter:
 
     def __init__(self, agree: bool, other: int = 0) -> None:
         self.agree, self.other, self.votes = agree, other, 0
+        self.plans: list[int] = []  # what this rank said it would read
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        return tensor + self.other if tensor.dtype == torch.int64 else tensor
+        if tensor.dtype != torch.int64:
+            return tensor
+        self.plans.append(int(tensor))
+        return tensor + self.other
 
     def all_agree(self, mine: bool) -> bool:
         self.votes += 1
@@ -364,6 +377,18 @@ def test_rank_disagreement(served, dense, caplog, peer):
     assert peer.votes == 1
     engine.generate(**request_of(served), reuse="off", max_new_tokens=1)
     assert peer.votes == 1
+
+
+def test_ranks_compare_certificates_not_generation_numbers(served, tmp_path):
+    """Two stores that hold the same documents, each in generation 1, built apart: other bytes for all one knows."""
+    plans = []
+    for name in ("a", "a", "b"):
+        if not (tmp_path / name).exists():
+            publish(served.checkpoint, tmp_path / name, served.documents[:2])
+        peer = Doubter(True)
+        expect_reuse(Engine(served.checkpoint, tmp_path / name, group=peer), request_of(served))
+        plans += peer.plans
+    assert plans[0] == plans[1] != plans[2]
 
 
 def test_a_rank_that_cannot_certify_still_votes(served, tmp_path):
@@ -400,6 +425,19 @@ def test_store_unavailable(served, tmp_path, dense, caplog, prepare):
     engine = Engine(served.checkpoint, tmp_path / "store")
     for _ in range(2):
         expect_dense(engine, RequestReason.STORE_UNAVAILABLE, request_of(served), dense, caplog, "store")
+
+
+def test_requests_without_a_store_leave_nothing_behind(served, tmp_path):
+    """The reason outlives the request, the request does not: no exception with a growing traceback is kept."""
+
+    def alive() -> int:
+        gc.collect()
+        return sum(type(found) is _Request for found in gc.get_objects())
+
+    engine, before = Engine(served.checkpoint, tmp_path / "nothing"), alive()
+    for _ in range(3):
+        engine.generate(**request_of(served), max_new_tokens=1)
+    assert alive() == before
 
 
 def test_no_store_given(served, dense, caplog):
@@ -457,7 +495,10 @@ def test_what_no_model_could_run_is_no_profile(served, tmp_path, content, detail
 
 
 def expect_documents(engine: Engine, request: dict, reasons: list, caplog: pytest.LogCaptureFixture) -> Result:
-    """These documents' reasons, in order, in report, log and metrics; reused and recomputed rows add up."""
+    """These documents' reasons, in order, in report, log and metrics; reused and recomputed rows add up.
+
+    The answer is that of the same ids in which the client points out the reusable documents only.
+    """
     before = {reason: metric(engine, "redknot_documents_total", outcome=reason or "reused") for reason in set(reasons)}
     with caplog.at_level(logging.INFO, "redknot"):
         caplog.clear()
@@ -472,6 +513,12 @@ def expect_documents(engine: Engine, request: dict, reasons: list, caplog: pytes
     for reason, count in before.items():
         now = metric(engine, "redknot_documents_total", outcome=reason or "reused")
         assert now == count + reasons.count(reason)
+    ids = request.get("token_ids") or [BOS, *(token for part in request["segments"] for token in part)]
+    spans = [(found.start, found.start + found.length) for found in documents if found.reason is None]
+    plain = engine.generate(token_ids=ids, spans=spans, max_new_tokens=NEW)
+    assert all(found.reason is None for found in plain.report.documents)
+    assert plain.token_ids == result.token_ids
+    assert plain.report.counters == result.report.counters
     PROVOKED.update(reason for reason in reasons if reason is not None)
     return result
 
