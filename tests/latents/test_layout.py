@@ -66,7 +66,7 @@ def lengths(block: Block) -> dict[RegionName, tuple[int, int, int]]:
     return {region.name: (region.rows, region.row.nbytes, region.offset) for region in block.regions}
 
 
-# The numbers of DESIGN section 6 and of SGLang's layout.
+# Published numbers of V4, and SGLang's layout.
 
 
 def test_the_record_of_v4() -> None:
