@@ -73,8 +73,10 @@ class Catalogue:
     @staticmethod
     def create(path: Path) -> Catalogue:
         """Make a catalogue, or open the one that is there; the caller holds the store's creation lock."""
+        # Made aside: whoever opens the store without the lock finds a whole catalogue or none.
+        made = path if path.exists() else path.with_name(f"{path.name}.new")
         try:
-            connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+            connection = sqlite3.connect(made, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
             try:
                 if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0:
                     connection.execute("PRAGMA journal_mode=WAL")
@@ -82,6 +84,7 @@ class Catalogue:
                     connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} {versions} COMMIT;")
             finally:
                 connection.close()
+            os.replace(made, path)
         except sqlite3.Error as error:
             raise StoreError(f"cannot create the catalogue {path}: {error}") from error
         return Catalogue(path)
