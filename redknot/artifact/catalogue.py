@@ -119,7 +119,7 @@ class Catalogue:
     def _guard(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise StoreError(f"catalogue {self.path}: {error}") from error
 
     @contextmanager
@@ -161,7 +161,10 @@ class Catalogue:
     @property
     def revision(self) -> int:
         """A number that grows with every change but times of last use: when it is the same, so is the rest."""
-        return int(str(self.query("SELECT value FROM meta WHERE key = 'revision'")[0][0]))
+        found = self.query("SELECT value FROM meta WHERE key = 'revision'")
+        if not found:
+            raise StoreError(f"catalogue {self.path} is damaged: it has no revision; build the store again")
+        return int(str(found[0][0]))
 
     def row(self, artifact_id: str, namespace: str) -> ArtifactRow | None:
         """Return an artifact of this namespace, None when there is none."""
@@ -202,7 +205,10 @@ class Catalogue:
     def identities(self, namespace: str) -> tuple[ModelIdentity, ...]:
         """Return the models that this namespace has artifacts of: what a miss is compared with."""
         sql = "SELECT identity FROM models WHERE digest IN (SELECT model FROM artifacts WHERE namespace = ?)"
-        return tuple(ModelIdentity.model_validate_json(str(text)) for (text,) in self.query(sql, (namespace,)))
+        try:
+            return tuple(ModelIdentity.model_validate_json(str(text)) for (text,) in self.query(sql, (namespace,)))
+        except ValueError as error:
+            raise StoreError(f"catalogue {self.path}: a model's record is damaged: {error}") from error
 
     def quarantined(self, artifact_id: str | None = None) -> tuple[QuarantineRow, ...]:
         """Return what has been quarantined, oldest first."""

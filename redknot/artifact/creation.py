@@ -15,13 +15,13 @@ from redknot.errors import StoreError
 def open_catalogue(root: Path, *, create: bool) -> Catalogue:
     """Open a store's catalogue, making the store first if asked; StoreError in one line when it is none."""
     path = root / CATALOGUE_FILE
-    if not create:
-        if not root.is_dir():
-            raise StoreError(f"there is no artifact store at {root}: build one with `redknot build`")
-        if not path.is_file():
-            raise StoreError(f"{root} is not an artifact store: it holds no {CATALOGUE_FILE}")
-        return Catalogue(path)
     try:
+        if not create:
+            if not root.is_dir():
+                raise StoreError(f"there is no artifact store at {root}: build one with `redknot build`")
+            if not path.is_file():
+                raise StoreError(f"{root} is not an artifact store: it holds no {CATALOGUE_FILE}")
+            return Catalogue(path)
         root.mkdir(parents=True, exist_ok=True)
         ours = {OBJECTS_DIR, TEMPORARY_DIR, QUARANTINE_DIR, ".lock"}
         foreign = [name for name in os.listdir(root) if name not in ours and not name.startswith(CATALOGUE_FILE)]
@@ -36,4 +36,4 @@ def open_catalogue(root: Path, *, create: bool) -> Catalogue:
         finally:
             os.close(lock)
     except OSError as error:
-        raise store_error("create the artifact store", root, error) from error
+        raise store_error("create" if create else "open", root, error) from error

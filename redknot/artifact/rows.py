@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from redknot.artifact.identity import token_bytes_hash
 from redknot.artifact.reasons import MalformedFileError
+from redknot.errors import StoreError
 
 
 class ArtifactState(StrEnum):
@@ -67,10 +68,16 @@ ARTIFACT_COLUMNS = (
 
 
 def artifact_row(values: Sequence[object]) -> ArtifactRow:
-    """Build a row from the values of ``ARTIFACT_COLUMNS``."""
+    """Build a row from the values of ``ARTIFACT_COLUMNS``; StoreError when the record is damaged."""
     fields = list(values)
-    fields[7] = tuple(json.loads(str(fields[7])))
-    fields[9] = ArtifactState(str(fields[9]))
+    try:
+        needs = json.loads(str(fields[7]))
+        if not isinstance(needs, list) or not all(isinstance(need, str) for need in needs):
+            raise ValueError("needs is no list of names")
+        fields[7] = tuple(needs)
+        fields[9] = ArtifactState(str(fields[9]))
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"the catalogue's record of artifact {str(values[0])[:12]} is damaged: {error}") from error
     return ArtifactRow(*fields)  # type: ignore[arg-type]
 
 

@@ -18,6 +18,7 @@ from redknot.artifact.files import write_atomic
 from redknot.artifact.identity import tagged_hash
 from redknot.artifact.reasons import describe_os_error
 from redknot.errors import CheckpointError
+from redknot.model.checkpoint import weight_files
 
 _CACHE_VERSION = 1
 _HASH_THREADS = 4
@@ -51,19 +52,17 @@ def file_sha256(path: Path) -> str:
 
 
 def weights_identity(checkpoint_dir: Path, cache_path: Path, *, verify: bool = False) -> str:
-    """Return the hash over sorted (file name, SHA-256) of the ``*.safetensors`` of a checkpoint.
+    """Return the hash over sorted (file name, SHA-256) of the weight files that a checkpoint loads.
 
     Files whose path, size, mtime and inode are in the cache are not read unless ``verify``. A damaged cache
     is rebuilt; one that cannot be written is logged. CheckpointError when there are no weight files, one
     cannot be read, or one changes while it is hashed.
     """
     try:
-        files = sorted(checkpoint_dir.glob("*.safetensors"), key=lambda file: file.name)
+        files = weight_files(checkpoint_dir)
         keys = {file: _FileKey.of(file) for file in files}
     except OSError as error:
         raise CheckpointError(describe_os_error("read", checkpoint_dir, error)) from error
-    if not files:
-        raise CheckpointError(f"{checkpoint_dir} holds no *.safetensors file: not a checkpoint directory")
     cache = _read_cache(cache_path)
     known = {} if verify else {file: cache[key] for file, key in keys.items() if key in cache}
     missing = [file for file in files if file not in known]

@@ -106,7 +106,10 @@ def _files(corpus: Path, report: CorpusReport) -> Iterator[tuple[Path, str]]:
 
     found: list[tuple[tuple[str, ...], Path]] = []
     for folder, folders, names in os.walk(corpus, onerror=unreadable):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        linked = [name for name in folders if not name.startswith(".") and Path(folder, name).is_symlink()]
+        for name in linked:  # followed, they could lead in a circle
+            report.problem(str(Path(folder, name)), "a linked folder is not read; name it as a corpus of its own")
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in linked]
         for name in names:
             path = Path(folder, name)
             if not name.startswith(".") and name.lower().endswith(SUFFIXES) and path.is_file():

@@ -57,8 +57,12 @@ class BuildPlan:
 
 
 def is_store(path: Path) -> bool:
-    """Whether there is a store to look into; a plan never makes one."""
-    return (path / CATALOGUE_FILE).is_file()
+    """Whether there is a store to look into; a plan never makes one.
+
+    An empty catalogue is what a build that was killed at its first step leaves: the next one goes on from there.
+    """
+    file = path / CATALOGUE_FILE
+    return file.is_file() and file.stat().st_size > 0
 
 
 def plan_build(

@@ -60,16 +60,21 @@ def run(args: argparse.Namespace) -> int:
     """Build, ask, show; 1 when recomputation itself gets more than one question in twelve wrong."""
     if min(args.questions, args.documents) < 1:
         raise ConfigError(f"--questions {args.questions} --documents {args.documents}: each must be at least 1")
+    if args.seed < 0:
+        raise ConfigError(f"--seed {args.seed} must be 0 or more")
     corpus = sorted(Path(args.corpus).glob("*.txt"))
     if len(corpus) < args.documents:
         raise ConfigError(f"{args.corpus}: {len(corpus)} .txt documents, {args.documents} are needed for a prompt")
     texts = [read_text(path) for path in corpus]
+    silent = [path for path, text in zip(corpus, texts, strict=True) if not questions(text)]
+    if silent:
+        raise ConfigError(f"{silent[0]}: states nothing that the demo can ask about; its documents are nano's own")
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     model = model_path(args.model)
     _build(args, model)
     engines = {arm: Engine(model, args.store, arm) for arm in ARMS}
     rows = _ask(engines, texts, args)
-    out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
     with (out / "rows.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(_record(row)) + "\n" for row in rows)
     summary = summarise(rows)

@@ -85,9 +85,14 @@ def _run_verb(verb: str, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"redknot {verb}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # `redknot ls | head`: nobody reads any more, which is no error of ours
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OSError as error:
+        # What no module could say better: a path that may not be looked at, a name too long, a disk that fails.
+        if isinstance(error, BrokenPipeError):  # `redknot ls | head`: nobody reads any more, which is no error of ours
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        where = f" {error.filename}" if error.filename else ""
+        print(f"redknot {verb}: error:{where}: {error.strerror or error}", file=sys.stderr)
+        return EXIT_REFUSED
 
 
 def _help(verbs: dict[str, str]) -> str:

@@ -121,7 +121,7 @@ def _collect(path: Path) -> dict[str, StoredTensor]:
     """Canonical name -> stored tensor over all files of a folder; refuses names that mean nothing or the same."""
     stored: dict[str, StoredTensor] = {}
     unknown = []
-    for file in _weight_files(path):
+    for file in weight_files(path):
         for name, tensor in read_header(file).items():
             canonical = canonical_name(name)
             if ignored(name):
@@ -137,7 +137,7 @@ def _collect(path: Path) -> dict[str, StoredTensor]:
     return stored
 
 
-def _weight_files(path: Path) -> list[Path]:
+def weight_files(path: Path) -> list[Path]:
     """The files an index lists when there is one, else every safetensors file of the folder."""
     index = path / INDEX
     if not index.exists():

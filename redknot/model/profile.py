@@ -90,7 +90,9 @@ class Profile(_Frozen):
                 f"selector {self.selector} needs middle_idle skip, else no latents are restored for it to read; "
                 "set selector none, or budget and indexed_share 0"
             )
-        if Treatment.GLOBAL_Z in (self.middle_active, self.middle_idle) and not self.fence_layers:
+        if self.middle_active is Treatment.GLOBAL_Z and self.middle_idle is Treatment.FULL:
+            raise ValueError("middle_active global+z with middle_idle full restores nothing: no row becomes active")
+        if self.splits_heads and not self.fence_layers:
             raise ValueError("global+z needs at least one fence layer: the last layer keeps no Z_L")
         if not self.global_heads or len(set(self.global_heads)) != len(self.global_heads):
             raise ValueError("global_heads must name distinct positions, at least one")
@@ -99,7 +101,7 @@ class Profile(_Frozen):
     @property
     def reuses(self) -> bool:
         """Whether anything is reused at all (``recompute`` does not)."""
-        return self.reuses_rows or Treatment.GLOBAL_Z in (self.middle_active, self.middle_idle)
+        return self.middle_idle is not Treatment.FULL
 
     @property
     def reuses_rows(self) -> bool:
@@ -110,6 +112,11 @@ class Profile(_Frozen):
     def picks_rows(self) -> bool:
         """Whether a selector ranks rows inside documents, to run the best of them."""
         return self.selector is not Selector.NONE and (self.budget > 0 or self.protected.indexed_share > 0)
+
+    @property
+    def splits_heads(self) -> bool:
+        """Whether some rows run their Global heads only."""
+        return Treatment.GLOBAL_Z in (self.middle_active, self.middle_idle)
 
     @property
     def runs_inside_documents(self) -> bool:
@@ -124,7 +131,7 @@ class Profile(_Frozen):
             needs |= {"latents", "window_all" if self.runs_inside_documents else "window_tail"}
             if self.fence_idle is Treatment.FULL and self.fence_layers:
                 needs.add(f"streams:{self.fence_layers}")
-        if Treatment.GLOBAL_Z in (self.middle_active, self.middle_idle):
+        if self.splits_heads:
             table = ",".join(str(head) for head in sorted(self.global_heads))
             needs.add(f"zl:{self.fence_layers}:{table}")
         return tuple(sorted(needs))
@@ -139,6 +146,8 @@ def misfit(profile: Profile, geometry: Geometry) -> str:
     layers, fences = geometry.num_layers, profile.fence_layers
     if 2 * fences >= layers:
         return f"{layers} layers leave no middle for {fences}+{fences} fence layers"
+    if profile.splits_heads and len(profile.global_heads) >= geometry.heads_per_group:
+        return f"all {geometry.heads_per_group} heads of a group are Global, none is Local"
     if max(profile.global_heads) >= geometry.heads_per_group:
         return f"Global head {max(profile.global_heads)} in groups of {geometry.heads_per_group} heads"
     if profile.selector is Selector.DEVIATION and profile.deviation_layer >= layers:

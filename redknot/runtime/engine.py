@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,13 +27,13 @@ from redknot.plan.rows import KnownRun, Rows
 from redknot.runtime.counters import Counters
 from redknot.runtime.decision import check_profile, fingerprint, plan_request
 from redknot.runtime.identity import model_identity
-from redknot.runtime.ledger import bounds, ledgers
+from redknot.runtime.ledger import bounds, ledgers, recompute_row_layers
 from redknot.runtime.library import Library, Refused
 from redknot.runtime.metrics import Metrics
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import decode, dense_session, prefill
 from redknot.runtime.report import Report, document_reports
-from redknot.runtime.request import REUSE_MODES, Text, read_request
+from redknot.runtime.request import REUSE_MODES, Text, read_length, read_request
 from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restore, segmented_session
 
 _log = logging.getLogger(__name__)
@@ -79,6 +80,8 @@ class Engine:
         namespace: whose documents may be reused.
         group: the tensor-parallel ranks; every rank makes the same calls.
 
+    Several threads may use it: requests run one after the other, each on all cores.
+
     Raises UnsupportedModelError, CheckpointError or ConfigError; a store that cannot be opened is not an error
     but the reason of every request (STORE_UNAVAILABLE).
     """
@@ -100,6 +103,7 @@ class Engine:
         self.tokenizer = load_tokenizer(checkpoint, geometry)
         self.profile = profile if isinstance(profile, Profile) else load_profile(profile)
         self.metrics = metrics if metrics is not None else Metrics()
+        self._one_at_a_time = threading.Lock()
         self._library: Library | None = None
         self._no_library = "no store was given"  # why, while there is none
         if store is not None:
@@ -141,13 +145,16 @@ class Engine:
         started = time.perf_counter()
         if reuse not in REUSE_MODES:
             raise InputError(f"reuse must be one of {', '.join(REUSE_MODES)}, not {reuse!r}")
-        if max_new_tokens < 1:
-            raise InputError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
-        ids, found = read_request(
-            self.tokenizer, self.model.geometry, prompt, token_ids, segments, spans, max_new_tokens
-        )
-        request = _Request(torch.tensor(ids, dtype=torch.int64), found, started)
-        logits, session = self._first_logits(request, reuse, max_new_tokens)
+        room = read_length(max_new_tokens)
+        ids, found = read_request(self.tokenizer, self.model.geometry, prompt, token_ids, segments, spans, room)
+        with self._one_at_a_time:
+            return self._answer(
+                _Request(torch.tensor(ids, dtype=torch.int64), found, started), reuse, room, stop_at_eos
+            )
+
+    def _answer(self, request: _Request, reuse: str, room: int, stop_at_eos: bool) -> Result:
+        """Prefill, report, decode."""
+        logits, session = self._first_logits(request, reuse, room)
         first = int(logits.argmax())
         request.wall["ttft_request_s"] = time.perf_counter() - request.started
         report = self._report(request)
@@ -155,7 +162,7 @@ class Engine:
             if document.reason is not None:
                 _log.info("document at token %d is new text: %s", document.start, document.reason)
         self.metrics.observe(report)
-        tokens = self._continue(session, first, max_new_tokens, stop_at_eos)
+        tokens = self._continue(session, first, room, stop_at_eos)
         return Result(self.tokenizer.decode(tokens), tuple(tokens), report)
 
     def _first_logits(self, request: _Request, reuse: str, room: int) -> tuple[Tensor, Session]:
@@ -222,7 +229,7 @@ class Engine:
         return artifact
 
     def _reusing(self, request: _Request, sources: list[Source], room: int) -> tuple[Tensor, Session] | None:
-        """First logits by reuse; None when the profile's shares leave no row to skip."""
+        """First logits by reuse; None when the profile's shares leave no row to skip, or none was skipped."""
         started = time.perf_counter()
         geometry, ids = self.model.geometry, request.token_ids
         runs = [source.run for source in sources]
@@ -238,6 +245,11 @@ class Engine:
         request.rows = rows
         logits = prefill_reusing(self.model, session, sources, rows, ids, self.profile, request.counters)
         request.wall["ttft_forward_s"] = time.perf_counter() - started
+        ran = request.counters
+        if ran.row_layers >= recompute_row_layers(geometry, len(ids)) and not ran.split_row_layers:
+            request.rows, request.counters = None, Counters()  # the ledgers are of the prefill that answers
+            request.refuse(RequestReason.NOTHING_TO_REUSE, f"profile {self.profile.name} ran every row again")
+            return None
         return logits, session
 
     def _continue(self, session: Session, first: int, max_new_tokens: int, stop_at_eos: bool) -> list[int]:

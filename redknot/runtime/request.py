@@ -44,6 +44,17 @@ def read_request(
     return ids, found
 
 
+def read_length(max_new_tokens: int) -> int:
+    """How many tokens may be generated; InputError unless it is a whole number of at least 1."""
+    try:
+        length = as_int(max_new_tokens)
+    except TypeError:
+        length = 0
+    if length < 1:
+        raise InputError(f"max_new_tokens must be a whole number of at least 1, not {max_new_tokens!r}")
+    return length
+
+
 def _join(segments: Sequence[Text], tokenizer: Tokenizer, bos: list[int]) -> tuple[list[int], list[Span] | None]:
     """BOS and the segments' ids; every segment but the last is a document, an only one may hold some."""
     if isinstance(segments, str):
@@ -70,6 +81,8 @@ def _plain(ids: Iterable[int], what: str) -> list[int]:
 def _checked(spans: Sequence[Span | tuple[int, int]], total: int) -> list[Span]:
     """Spans in order, none empty, none outside the request, none overlapping."""
     checked: list[Span] = []
+    if not isinstance(spans, Iterable):
+        raise InputError(f"spans must be a list of Spans or pairs of integers, found {spans!r}")
     for number, given in enumerate(spans):
         try:
             start, end = (given.start, given.end) if isinstance(given, Span) else given

@@ -1,7 +1,9 @@
 """Only our own catalogues are opened; names, tokens and revisions are what was put in."""
 
 import os
+import re
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +63,53 @@ def test_a_store_whose_creation_was_cut_short(root: Path) -> None:
         assert store.list() == ()
     with ArtifactStore(root, create=True) as store:
         assert store.doctor() == ()
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("UPDATE artifacts SET state = 'readx'", "record of artifact .* is damaged"),
+        ("UPDATE artifacts SET needs = '[\"a'", "record of artifact .* is damaged"),
+        ("UPDATE artifacts SET needs = '5'", "no list of names"),
+        ("UPDATE artifacts SET needs = '[5]'", "no list of names"),
+        ("UPDATE artifacts SET needs = cast(x'ff' AS text)", "."),
+        ("DELETE FROM meta", "no revision"),
+        ("UPDATE models SET identity = '{}'", "model's record is damaged"),
+    ],
+)
+def test_damaged_records_are_one_error(store: ArtifactStore, root: Path, statement: str, message: str) -> None:
+    """Whoever reads them falls back; nothing else is raised."""
+    store.publish(draft(), sections(0.0), [1])
+    with closing(sqlite3.connect(root / "catalogue.sqlite", isolation_level=None)) as connection:
+        connection.execute(statement)
+    reads = [lambda: store.revision, lambda: store.tokens(NAMESPACE, model()), lambda: store.identities(NAMESPACE)]
+    failed = []
+    for read in reads:
+        try:
+            read()
+        except StoreError as error:
+            failed.append(str(error))
+    assert len(failed) == 1
+    assert re.search(message, failed[0])
+
+
+def test_a_store_killed_while_it_was_made(root: Path) -> None:
+    """Nobody sees a catalogue before it is whole; what is left aside is made anew."""
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "catalogue.sqlite.new").write_bytes(b"")
+    with ArtifactStore(root, create=True) as store:
+        assert store.list() == ()
+    assert not (root / "catalogue.sqlite.new").exists()
+
+
+def test_the_artifact_that_serves_parts_of_documents_is_preferred(store: ArtifactStore) -> None:
+    """A second, smaller artifact of a document must not take away what the first one could do."""
+    few = {"layers.0.entries": sections(0.0)["layers.0.entries"]}
+    tail = store.publish(draft(needs=("latents", "window_tail")), few, TOKENS)
+    whole = store.publish(draft(needs=("latents", "window_all", "window_tail")), sections(0.0), TOKENS)
+    assert tail.artifact_id != whole.artifact_id
+    [row] = store.tokens(NAMESPACE, model(), needs=("latents", "window_tail"))
+    assert row.artifact.artifact_id == whole.artifact_id
 
 
 def test_names_follow_content(store: ArtifactStore) -> None:

@@ -1,6 +1,7 @@
 """A start reads no weights; any changed byte is another identity."""
 
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -110,7 +111,7 @@ def test_a_file_written_just_now_is_not_cached(checkpoint: Path, tmp_path: Path,
 
 
 def test_checkpoints_that_are_none(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CheckpointError, match="not a checkpoint directory"):
+    with pytest.raises(CheckpointError, match=r"no \*\.safetensors files"):
         weights_identity(tmp_path / "nowhere", tmp_path / "c")
     real = weights.file_sha256
 
@@ -122,3 +123,14 @@ def test_checkpoints_that_are_none(checkpoint: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(weights, "file_sha256", grow)
     with pytest.raises(CheckpointError, match="changed while it was hashed"):
         weights_identity(checkpoint, tmp_path / "c")
+
+
+def test_only_files_that_are_loaded_count(checkpoint: Path, tmp_path: Path) -> None:
+    """One folder with two models, and an index that says which: another index is another model."""
+    cache, index = tmp_path / "weights.json", checkpoint / "model.safetensors.index.json"
+    both = weights_identity(checkpoint, cache)
+    found = {both}
+    for name in ("a", "b"):
+        index.write_text(json.dumps({"weight_map": {"embed.weight": f"{name}.safetensors"}}))
+        found.add(weights_identity(checkpoint, cache))
+    assert len(found) == 3

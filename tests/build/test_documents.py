@@ -171,3 +171,18 @@ def test_unreadable_files_and_folders(tmp_path):
     found, report = read(tmp_path)
     assert found == []
     assert len(report.problems) == 2
+
+
+def test_linked_folders_are_named(tmp_path):
+    """They are not read, and that is said: they could lead in a circle."""
+    corpus, elsewhere = tmp_path / "corpus", tmp_path / "elsewhere"
+    corpus.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "a.txt").write_text("text")
+    (corpus / "b.txt").write_text("text")
+    (corpus / "more").symlink_to(elsewhere)
+    (corpus / "circle").symlink_to(corpus)
+    found, report = read(corpus)
+    assert [d.name for d in found] == ["b.txt"]
+    assert sorted(problem.source for problem in report.problems) == [f"{corpus}/circle", f"{corpus}/more"]
+    assert all("linked folder" in problem.message for problem in report.problems)

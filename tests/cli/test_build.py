@@ -12,6 +12,7 @@ import pytest
 
 from redknot.artifact.store import ArtifactStore
 from redknot.build import builder
+from redknot.cli.common import DEFAULT_STORE
 from tests.artifact.kit import flip
 from tests.kit.corpus import MAX_POSITIONS, document, write_corpus, write_lines
 
@@ -275,3 +276,12 @@ def test_an_interrupted_build_goes_on(build, monkeypatch):
     assert "stopped at 4/6; the same command goes on from there" in ran.err
     assert temporary() == []
     assert "skipped 4/6 (resumed): there and valid\nbuilt 2/6, " in build(json=False).out
+
+
+def test_an_empty_catalogue_is_gone_on_from(redknot, corpus, checkpoint, tmp_path):
+    """What a build leaves that was killed at its first step."""
+    store = tmp_path / DEFAULT_STORE
+    store.mkdir()
+    (store / "catalogue.sqlite").write_bytes(b"")
+    assert redknot("build", corpus, "--model", checkpoint).code == 0
+    assert redknot("verify").code == 0

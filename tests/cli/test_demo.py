@@ -124,3 +124,26 @@ def test_the_picture_is_written(rows, tmp_path):
 def test_what_cannot_be_shown(folder, capsys, options):
     assert run(folder, *options) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["--seed", "-1"], "--seed -1 must be 0 or more"),
+        (["--out", "file/below"], "file"),
+    ],
+)
+def test_mistakes_are_refused_before_the_work(tmp_path, monkeypatch, capsys, changes, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    corpus = Path(__file__).resolve().parents[2] / "examples" / "corpus"
+    monkeypatch.setattr(demo, "_build", lambda *_: pytest.fail("it built"))
+    assert main(["demo", "--corpus", str(corpus), *changes]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_corpus_without_facts_is_refused(tmp_path, capsys):
+    for number in range(8):
+        (tmp_path / f"{number}.txt").write_text("Nothing is stated here.")
+    assert main(["demo", "--corpus", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "states nothing that the demo can ask about" in capsys.readouterr().err

@@ -8,12 +8,15 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from redknot import __version__
 from redknot.cli import main as dispatcher
 from redknot.errors import RedKnotError, StoreError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -181,3 +184,22 @@ def test_a_closed_pipe_is_no_error(tmp_path):
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ls", "--store", "x" * 300],
+        ["doctor", "--store", "x" * 300],
+        ["build", "x" * 300],
+        ["layout", "--model", "x" * 300],
+        ["build", str(ROOT / "examples/corpus"), "--model", str(ROOT / "models/nano"), "--profile", "x" * 300],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2])[:20],
+)
+def test_a_name_that_no_file_system_holds_is_one_line(arguments, capsys):
+    """Looking at it raises on some Python versions; never a traceback for a user's mistake."""
+    assert dispatcher.main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"redknot {arguments[0]}: error:")
+    assert err.count("\n") == 1

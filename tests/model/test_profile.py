@@ -159,6 +159,24 @@ def test_profiles_are_frozen():
 SPLIT = {"middle_active": "global+z", "middle_idle": "global+z", "selector": "none"}
 
 
+def test_a_profile_that_restores_nothing_is_none():
+    """Rows become active only where the others skip."""
+    with pytest.raises(ValueError, match="restores nothing"):
+        Profile(
+            name="p",
+            middle_active=Treatment.GLOBAL_Z,
+            middle_idle=Treatment.FULL,
+            selector=Selector.NONE,
+            budget=0,
+            protected=Protected(indexed_share=0.0),
+        )
+
+
+def test_one_head_of_a_group_must_be_local():
+    profile = Profile(name="p", middle_active=Treatment.GLOBAL_Z, global_heads=tuple(range(FLASH.heads_per_group)))
+    assert misfit(profile, FLASH) == "all 8 heads of a group are Global, none is Local"
+
+
 def test_the_deviation_baseline():
     """Its only rows inside documents are those that deviate most behind nano's first CSA layer; fences as rowsparse."""
     profile = load_profile(str(ROOT / "configs/profiles/deviation.json"))

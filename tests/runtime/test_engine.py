@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
 from redknot.errors import DocumentReason, InputError, RequestReason
-from redknot.model.profile import SHIPPED
+from redknot.model.profile import SHIPPED, Treatment
 from redknot.plan.planner import Span
+from redknot.plan.rows import Rows
+from redknot.runtime import engine as engine_module
 from redknot.runtime.engine import Engine, Result
 from redknot.runtime.ledger import recompute_row_layers, structural_ceiling
 from tests.kit.requests import BLOCK, BOS, MAX_POSITIONS, REUSING, document, publish, write_checkpoint
@@ -38,7 +41,7 @@ def flat(*parts: list[int]) -> list[int]:
         ({}, "exactly one of prompt, token_ids and segments"),
         ({"prompt": "a", "token_ids": [5]}, "exactly one of prompt, token_ids and segments"),
         ({"token_ids": [5], "reuse": "maybe"}, "reuse must be one of auto, off, required, not 'maybe'"),
-        ({"token_ids": [5], "max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
+        ({"token_ids": [5], "max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1, not 0"),
         ({"token_ids": []}, "the request is empty"),
         ({"token_ids": [5, -1]}, r"token ids must be in \[0, 2048\), found -1..5"),
         ({"token_ids": [5, 2048]}, "found 5..2048"),
@@ -56,6 +59,10 @@ def flat(*parts: list[int]) -> list[int]:
         ({"token_ids": [5] * 9, "spans": [(3, 6), (0, 2)]}, "span 1 starts at 0, inside the one before"),
         ({"token_ids": [5] * 9, "spans": [(0.5, 3)]}, "span 0 must be a Span or a pair of integers"),
         ({"token_ids": [5] * 9, "spans": [(0, 1, 2)]}, "span 0 must be a Span or a pair of integers"),
+        ({"token_ids": [5], "max_new_tokens": 2.5}, "whole number of at least 1, not 2.5"),
+        ({"token_ids": [5], "max_new_tokens": "3"}, "whole number of at least 1, not '3'"),
+        ({"token_ids": [5], "max_new_tokens": None}, "whole number of at least 1, not None"),
+        ({"token_ids": [5] * 9, "spans": 5}, "spans must be a list of Spans or pairs of integers, found 5"),
         ({"token_ids": [5] * 9, "spans": [7]}, "span 0 must be a Span or a pair of integers"),
     ],
 )
@@ -400,3 +407,43 @@ def test_generation_stops_at_the_end_of_sequence(served, tmp_path):
     engine = Engine(stopping)
     assert engine.generate(token_ids=QUESTION, max_new_tokens=5).token_ids == tokens[: tokens.index(tokens[2])]
     assert engine.generate(token_ids=QUESTION, max_new_tokens=5, stop_at_eos=False).token_ids == tokens
+
+
+def test_what_ran_decides_whether_it_was_reuse(served, monkeypatch):
+    """Whatever the plan said: a prefill in which every row ran is no reuse, and its request runs dense."""
+    engine = served.engine()
+    segments = [*served.documents[:2], QUESTION]
+
+    def every_row(model, session, runs, token_ids, profile, counters):
+        nothing = torch.zeros(session.length, dtype=torch.bool)
+        return Rows(session.length, nothing, nothing)
+
+    monkeypatch.setattr(engine_module, "choose_rows", every_row)
+    monkeypatch.setattr(engine, "profile", engine.profile.model_copy(update={"middle_idle": Treatment.FULL}))
+    monkeypatch.setattr(type(engine.profile), "reuses", True)
+    found = engine.generate(segments=segments, max_new_tokens=4)
+    assert (found.report.arm, found.report.reason) == ("dense", RequestReason.NOTHING_TO_REUSE)
+    assert "ran every row again" in found.report.detail
+    assert found.report.reused_tokens == 0
+    assert found.token_ids == served.engine().generate(segments=segments, reuse="off", max_new_tokens=4).token_ids
+
+
+def test_several_threads_share_an_engine(served):
+    """From the first request on, while the index is still empty."""
+    engine, segments = served.engine(), [*served.documents[:2], QUESTION]
+    expected = served.engine().generate(segments=segments, max_new_tokens=2)
+    with ThreadPoolExecutor(6) as pool:
+        jobs = [pool.submit(engine.generate, segments=segments, max_new_tokens=2) for _ in range(12)]
+        found = [job.result() for job in jobs]
+    assert {result.token_ids for result in found} == {expected.token_ids}
+    assert {(result.report.arm, result.report.reused_tokens) for result in found} == {
+        ("reuse", expected.report.reused_tokens)
+    }
+
+
+def test_a_store_that_may_not_be_opened_is_a_reason(served):
+    """A name that no file system holds: the same for every user, root too."""
+    engine = Engine(served.checkpoint, "x" * 300)
+    report = engine.generate(segments=[served.documents[0], QUESTION], max_new_tokens=1).report
+    assert (report.arm, report.reason) == ("dense", RequestReason.STORE_UNAVAILABLE)
+    assert "ENAMETOOLONG" in report.detail
