@@ -193,7 +193,7 @@ def test_a_document_that_cannot_be_read(folder, capsys, prepare, message):
     ("options", "message"),
     [
         (("--profile", "rowsparce"), "profile 'rowsparce' is neither a file nor one of"),
-        (("--max-new-tokens", "0"), "max_new_tokens must be at least 1"),
+        (("--max-new-tokens", "0"), "max_new_tokens must be a whole number of at least 1, not 0"),
         (("--max-new-tokens", "5000"), "exceed the model's 2048 positions"),
     ],
 )
