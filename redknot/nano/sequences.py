@@ -52,7 +52,8 @@ def training_sequence(
 ) -> tuple[Ids, Weights]:
     """BOS, documents, then questions drawn with replacement, each followed by its answer and EOS.
 
-    Answers (value and full stop) weigh 1, everything else `recipe.other_weight`.
+    The first answer to a question (value and full stop) weighs 1, everything else `recipe.other_weight`: an answer given
+    again can be copied from the first one.
 
     Raises:
         ValueError: the recipe does not fit in `n_tokens`, or no fact is `min_distance` away from the first question.
@@ -71,7 +72,8 @@ def training_sequence(
             current[fact.relation, fact.name] = (len(ids) + start, fact)
         ids += document
     weights = np.full(n_tokens, recipe.other_weight, dtype=np.float32)
-    for start in _ask(rng, lex, ids, sorted(current.values()), recipe):
+    asked = _ask(rng, lex, ids, sorted(current.values()), recipe)
+    for start in {fact: start for start, fact in reversed(asked)}.values():
         weights[start : start + ANSWER_TOKENS] = 1.0
     return np.asarray(ids, dtype=np.int64), weights
 
@@ -87,8 +89,10 @@ def _world(rng: Generator, recipe: Recipe) -> list[list[Fact]]:
     return text.place_facts(rng, recipe.n_documents, recipe.facts_per_document, singles, pairs, recipe.near_share)
 
 
-def _ask(rng: Generator, lex: Lexicon, ids: list[int], facts: list[tuple[int, Fact]], recipe: Recipe) -> list[int]:
-    """Append the questions about `facts` (start, fact; in order) to `ids`; the offset of each answer."""
+def _ask(
+    rng: Generator, lex: Lexicon, ids: list[int], facts: list[tuple[int, Fact]], recipe: Recipe
+) -> list[tuple[int, Fact]]:
+    """Append the questions about `facts` (start, fact; in order) to `ids`; the offset and the fact of each answer."""
     starts = [start for start, _ in facts]
     answers = []
     for _ in range(recipe.n_questions):
@@ -97,7 +101,7 @@ def _ask(rng: Generator, lex: Lexicon, ids: list[int], facts: list[tuple[int, Fa
             raise ValueError(f"no fact is {recipe.min_distance} tokens or more before the question at {len(ids)}")
         fact = facts[rng.integers(n_far)][1]
         ids += lex.question(fact)
-        answers.append(len(ids))
+        answers.append((len(ids), fact))
         ids += [*lex.answer(fact), EOS_ID]
     return answers
 

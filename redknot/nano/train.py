@@ -89,7 +89,7 @@ def key_values(rng: Generator, n_tokens: int) -> tuple[Any, Any]:
 
 
 def curriculum(tokenizer: Tokenizer) -> list[Phase]:
-    """The phases in order; the committed checkpoint is the state after ``cool-2048``."""
+    """The phases in order; the committed checkpoint is the state after the last."""
     some, many = [1, 2, 3], [4, 6, 8]
     one = sentences(tokenizer, n_documents=[1, 2], facts_per_document=some, n_questions=3)
     both = sentences(tokenizer, n_documents=[2, 3, 4], facts_per_document=[2, 3], n_questions=6, latest_share=0.3)
@@ -98,7 +98,10 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
     mostly = sentences(tokenizer, n_documents=many, facts_per_document=some, n_questions=12, latest_share=0.7)
     full = sentences(tokenizer, n_documents=many, facts_per_document=[*some, 4], n_questions=24, latest_share=0.85)
     near = sentences(
-        tokenizer, n_documents=many, facts_per_document=some, n_questions=12, latest_share=1.0, near_share=0.7
+        tokenizer, n_documents=many, facts_per_document=[2, 3, 4], n_questions=12, latest_share=0.85, near_share=0.7
+    )
+    every = sentences(
+        tokenizer, n_documents=many, facts_per_document=[2, 4, 6], n_questions=18, latest_share=0.6, near_share=0.4
     )
     return [
         Phase("alphabet-256", CORE, 128, 24, 1500, 0.80, ((1.0, induction(256)),)),
@@ -115,7 +118,8 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
         Phase("latest-1024", ALL, 1024, 3, 200, 0.985, ((1.0, mostly),), topk=TOPK, lr_scale=0.3),
         Phase("full-2048", ALL, 2048, 2, 130, 0.992, ((1.0, full),), topk=TOPK, lr_scale=0.3),
         Phase("cool-2048", ALL, 2048, 2, 190, 2.0, ((1.0, full),), topk=TOPK, lr_scale=0.25, lr_left=0.05),
-        Phase("near-1024", ALL, 1024, 3, 400, 0.99, ((1.0, near),), topk=TOPK, lr_scale=0.3),
+        Phase("near-1024", ALL, 1024, 3, 400, 2.0, ((0.8, near), (0.2, long)), topk=TOPK, lr_scale=0.3),
+        Phase("last-2048", ALL, 2048, 2, 130, 2.0, ((1.0, every),), topk=TOPK, lr_scale=0.25, lr_left=0.05),
     ]
 
 
