@@ -1,0 +1,140 @@
+"""What callers ask of the tiers below the device pool. The moves themselves run on a worker's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from redknot.latents.blocks import BlockTable
+from redknot.latents.content import Name
+from redknot.latents.handles import DEVICE, BlockStateError, Handle, PoolFullError, describe
+from redknot.latents.moves import Moves
+from redknot.latents.worker import Job, Worker, deadline
+
+_RESERVE_SHARE = 16  # this part of the device pool is kept free by demotion, so that allocations need not evict
+
+
+class Tiers:
+    """Requests to move blocks, in a queue of bounded length. Only ``fetch``, ``promote`` and ``flush`` wait."""
+
+    def __init__(self, table: BlockTable, moves: Moves, queue: int) -> None:
+        below = table.host.capacity > 0 or moves.disk is not None
+        self._reserve = max(1, table.device.capacity // _RESERVE_SHARE) if below else 0
+        self._table = table
+        self._moves = moves
+        self._worker = Worker("redknot-latents", queue)
+        self._reclaiming = False
+
+    def must_reclaim(self) -> bool:
+        """Whether the device pool runs low and something could leave; the caller holds the lock of the table."""
+        low = self._table.device.free < self._reserve and not self._reclaiming
+        return low and self._table.victim(DEVICE) is not None
+
+    def reclaim(self) -> None:
+        """Ask for demotions until enough of the device pool is free."""
+        self._reclaiming = True
+        if not self._worker.submit(Job(self._reclaim)):
+            self._reclaiming = False
+            with self._table.lock:
+                self._table.counters["demotions_refused"] += 1
+
+    def fetch(self, names: Sequence[Name], timeout_s: float) -> list[Handle | None]:
+        """See ``LatentStore``."""
+        left = deadline(timeout_s)
+        table = self._table
+        with table.lock:
+            found = table.match(names)
+            table.counters["hits"] += len(found) - found.count(None)
+        jobs: list[tuple[int, Job[Handle | None]]] = []
+        for number in [number for number, handle in enumerate(found) if handle is None]:
+            job = Job(partial(self._moves.load, names[number]), self._undo)
+            if self._worker.submit(job, urgent=True, timeout_s=left()):
+                jobs.append((number, job))
+        for number, job in jobs:
+            found[number] = job.wait(left())
+        with table.lock:
+            table.counters["hits_below"] += sum(found[number] is not None for number, _ in jobs)
+            table.counters["misses"] += found.count(None)
+        return found
+
+    def prefetch(self, names: Sequence[Name]) -> int:
+        """See ``LatentStore``."""
+        for taken, name in enumerate(names):
+            if not self._worker.submit(Job(partial(self._load_unreferenced, name))):
+                return taken
+        return len(names)
+
+    def demote(self, handle: Handle) -> bool:
+        """See ``LatentStore``."""
+        table = self._table
+        with table.lock:
+            table.expire()
+            block = table.at(handle)
+            if not block.sealed or block.refs > 1 or block.pins or block.lease:
+                raise BlockStateError(f"{describe(handle)} is open, shared, pinned or leased and cannot be demoted")
+        return self._worker.submit(Job(partial(self._moves.demote, block, handle)))
+
+    def promote(self, handle: Handle, timeout_s: float) -> Handle:
+        """See ``LatentStore``."""
+        table = self._table
+        with table.lock:
+            block = table.of(handle)
+            there = block.device is not None
+        if not there:
+            left = deadline(timeout_s)
+            job = Job(partial(self._moves.raise_block, block))
+            if self._worker.submit(job, urgent=True, timeout_s=left()):
+                job.wait(left())
+        with table.lock:
+            if table.of(handle).device is None:
+                raise PoolFullError(f"{describe(handle)} found no room in the device pool within {timeout_s} s")
+            promoted = table.refer(block)
+            table.drop(handle)
+        return promoted
+
+    def shrink(self, blocks: int) -> bool:
+        """See ``LatentStore``."""
+        return self._worker.submit(Job(partial(self._shrink, blocks)))
+
+    def flush(self, timeout_s: float) -> bool:
+        """See ``LatentStore``."""
+        left = deadline(timeout_s)
+        with self._table.lock:
+            blocks = list(self._table.index.values())
+        jobs = (Job(partial(self._moves.save, block)) for block in blocks)
+        return all(self._worker.submit(job, timeout_s=left()) for job in jobs) and self._worker.drain(left())
+
+    def drain(self, timeout_s: float) -> bool:
+        """See ``LatentStore``."""
+        return self._worker.drain(timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """See ``LatentStore``."""
+        self._worker.close(timeout_s)
+
+    # On the worker's thread.
+
+    def _reclaim(self) -> None:
+        """One block at a time: whoever waits for a promotion waits for one demotion, not for all."""
+        with self._table.lock:
+            free = self._table.device.free + 1
+        moved = self._moves.reclaim(free)
+        with self._table.lock:
+            self._reclaiming = False
+            more = moved and self.must_reclaim()
+        if more:
+            self.reclaim()
+
+    def _shrink(self, blocks: int) -> None:
+        with self._table.lock:
+            free = self._table.device.free
+        self._moves.reclaim(min(free + blocks, self._table.device.capacity))
+
+    def _load_unreferenced(self, name: Name) -> None:
+        self._undo(self._moves.load(name))
+
+    def _undo(self, handle: Handle | None) -> None:
+        """Free a reference that nobody waits for."""
+        if handle is not None:
+            with self._table.lock:
+                self._table.drop(handle)
