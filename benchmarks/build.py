@@ -27,6 +27,9 @@ from redknot.build.documents import CorpusReport, Document
 from redknot.build.plan import plan_build
 from redknot.build.target import Target, make_target
 from redknot.errors import ConfigError
+from redknot.latents.sizing import sized_for
+from redknot.latents.space import LatentSpace
+from redknot.latents.workspace import Workspace
 from redknot.model.checkpoint import load_model
 from redknot.model.profile import SHIPPED
 from redknot.model.tokenizer import Tokenizer, load_tokenizer
@@ -71,8 +74,10 @@ class Bench:
         geometry = self.model.geometry
         for batch in batches(contents, BATCH_TOKENS):
             ids = [torch.from_numpy(content.token_ids).long() for content in batch]
-            sessions = [dense_session(geometry, len(one), len(one), closed=True) for one in ids]
-            prefill(self.model, sessions, ids, Counters(), chunk=BATCH_TOKENS)
+            lengths = [len(one) for one in ids]
+            with LatentSpace(geometry, sized_for(geometry, lengths)) as space, Workspace(space) as memory:
+                sessions = [dense_session(memory, length, length, closed=True) for length in lengths]
+                prefill(self.model, sessions, ids, Counters(), chunk=BATCH_TOKENS)
 
     def build_all(self, target: Target) -> None:
         """A whole build into a new store."""

@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 from transformers import DeepseekV4ForCausalLM
 
+from redknot.latents.space import LatentSpace
+from redknot.latents.workspace import Workspace
 from redknot.model.checkpoint import load_model
 from redknot.runtime.counters import Counters
 from redknot.runtime.model import Model
@@ -42,10 +44,11 @@ def product_rate(rounds: int) -> float:
 
 def measure(model: Model, peer: DeepseekV4ForCausalLM, tokens: int, rounds: int, rate: float) -> dict[str, float]:
     ids = torch.randint(259, model.geometry.vocab_size, (tokens,), generator=torch.Generator().manual_seed(tokens))
-    counters = Counters()
+    counters, space = Counters(), LatentSpace(model.geometry)
 
     def ours() -> None:
-        prefill(model, [dense_session(model.geometry, tokens, tokens)], [ids], counters)
+        with Workspace(space) as memory:
+            prefill(model, [dense_session(memory, tokens, tokens)], [ids], counters)
 
     @torch.inference_mode()
     def theirs() -> None:

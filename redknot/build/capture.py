@@ -10,7 +10,12 @@ from torch import Tensor
 from redknot.artifact.schema import parse_section
 from redknot.artifact.sections import middle_layers, parse_needs, section_specs
 from redknot.comm.shard import Shard
+from redknot.latents.paged import PagedRows
+from redknot.latents.segment import LayerLatents
 from redknot.latents.session import Session
+from redknot.latents.sizing import sized_for
+from redknot.latents.space import LatentSpace
+from redknot.latents.workspace import Workspace
 from redknot.model.geometry import Geometry
 from redknot.runtime.capture import Capture
 from redknot.runtime.counters import Counters
@@ -33,8 +38,22 @@ def evaluate(
     ``model`` holds all heads (one process builds the shards of all ``world`` ranks). Rows
     run in forwards of about ``chunk``, as in ``prefill``.
     """
+    lengths = [len(ids) for ids in documents]
+    with LatentSpace(model.geometry, sized_for(model.geometry, lengths)) as space, Workspace(space) as memory:
+        sessions = [dense_session(memory, length, length, closed=True) for length in lengths]
+        return _evaluate(model, sessions, documents, needs, counters, world, chunk)
+
+
+def _evaluate(
+    model: Model,
+    sessions: list[Session],
+    documents: Sequence[Tensor],
+    needs: tuple[str, ...],
+    counters: Counters,
+    world: int,
+    chunk: int,
+) -> list[dict[str, Tensor]]:
     geometry = model.geometry
-    sessions = [dense_session(geometry, len(ids), len(ids), closed=True) for ids in documents]
     parsed = parse_needs(needs)
     fence, split = parsed.stream_fence, parsed.split
     capture = Capture()
@@ -79,7 +98,15 @@ def _sections(
             value = local[section.layer][:, groups.start * rank : groups.stop * rank]
         else:
             assert section.layer is not None
-            value = getattr(segment.layers[section.layer], section.kind)
-            value = value[value.shape[0] - shape[0] :] if section.kind == "window" else value[: shape[0]]
+            held = segment.layers[section.layer]
+            value = _latents(held, section.kind, segment.length, shape[0])
         out[name] = value.to(DTYPES[dtype]).contiguous()
     return out
+
+
+def _latents(held: LayerLatents, kind: str, length: int, rows: int) -> Tensor:
+    """A copy of a layer's last ``rows`` window latents of ``length``, or of its first entries or indexer keys."""
+    if kind == "window":
+        return held.window[length - rows : length].clone()  # the arena ends with the evaluation
+    paged: PagedRows = getattr(held, kind)
+    return paged[:rows]

@@ -29,6 +29,9 @@ class Eviction(Protocol[K]):
     def victim(self) -> K | None:
         """The key to evict next, which stays; None when there is none."""
 
+    def __len__(self) -> int:
+        """How many keys there are."""
+
     def __iter__(self) -> Iterator[K]:
         """Every key, in no particular order."""
 
@@ -54,6 +57,10 @@ class Lru(Generic[K]):
     def victim(self) -> K | None:
         """See ``Eviction``."""
         return next(iter(self._keys), None)
+
+    def __len__(self) -> int:
+        """See ``Eviction``."""
+        return len(self._keys)
 
     def __iter__(self) -> Iterator[K]:
         """Oldest first."""
@@ -100,6 +107,10 @@ class GreedyDual(Generic[K]):
                 return key
             heapq.heappop(self._heap)
         return None
+
+    def __len__(self) -> int:
+        """See ``Eviction``."""
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[K]:
         """In the order they were added."""

@@ -6,18 +6,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from redknot.errors import StoreError
 from redknot.latents.slots import Slots
 
 
 class Pool:
     """``capacity`` blocks of ``nbytes`` bytes in one tensor [capacity, nbytes]; its memory starts undefined.
 
-    Bytes are counted in multiples of 8, so that blocks can be compared in words.
+    StoreError where the system does not give it. Bytes are counted in multiples of 8, so that blocks can be compared in
+    words.
     """
 
     def __init__(self, capacity: int, nbytes: int, device: torch.device, *, pinned: bool = False) -> None:
+        try:
+            self.data = torch.empty(capacity, nbytes, dtype=torch.uint8, device=device, pin_memory=pinned)
+        except RuntimeError as error:  # what torch raises when the system refuses
+            size = f"{capacity * nbytes} bytes of {device.type} memory"
+            raise StoreError(f"cannot take {size} for latents; set lower REDKNOT_LATENT_... limits") from error
         self.slots = Slots(capacity, nbytes)
-        self.data = torch.empty(capacity, nbytes, dtype=torch.uint8, device=device, pin_memory=pinned)
 
     def row(self, slot: int) -> Tensor:
         """The bytes of one slot, [nbytes] uint8."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from redknot.latents.blocks import BlockTable, StoredBlock
 from redknot.latents.content import Name, caller_name
-from redknot.latents.handles import BlockStateError, Handle
+from redknot.latents.handles import DEVICE, BlockStateError, Handle
 from redknot.latents.tiers import Tiers
 
 
@@ -37,6 +37,20 @@ class References:
         if low:
             self._tiers.reclaim()
         return handle
+
+    def room(self) -> int:
+        """How many blocks could be allocated now: free places of the device pool, and those that a block may leave."""
+        table = self._table
+        with table.lock:
+            table.expire()
+            return table.device.free + len(table.policies[DEVICE])
+
+    def check(self, handles: Sequence[Handle]) -> None:
+        """HandleError unless every reference is alive and its block where the handle says."""
+        table = self._table
+        with table.lock:
+            for handle in handles:
+                table.at(handle)
 
     def fork(self, handle: Handle) -> Handle:
         """Another reference to the same block; whoever wants to write asks ``writable`` first."""

@@ -9,27 +9,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from redknot.model.geometry import Geometry, LayerKind
+from redknot.latents.paged import Blocks, PagedRows
 
 
 @dataclass(eq=False)
 class LayerLatents:
-    """One layer of one segment; row i of each tensor is counted from the segment's start."""
+    """One layer of one segment; row i is counted from the segment's start. What a layer lacks is None."""
 
-    window: Tensor  # [rows, d], rotated latents
-    entries: Tensor  # [entries, d]
-    index_keys: Tensor  # [entries, index_head_dim]
+    window: Tensor  # [rows, d] rotated latents, in the arena of the request
+    entries: PagedRows | None  # d numbers each, on CSA and HCA layers
+    index_keys: PagedRows | None  # index_head_dim numbers each, on CSA layers
 
 
 @dataclass(eq=False)
 class Segment:
     """Tokens [start, end) of a canonical frame, placed so that frame position p is request position offset + p.
 
-    ``start`` is a multiple of the block length. A closed segment has a partial entry over the rows of its open
-    group; the last segment of a request stays open and grows.
+    A closed segment has a partial entry over the rows of its open group; the last segment of a request stays open and
+    grows. Block i of it holds its tokens from ``start`` + i blocks on: where ``start`` is a multiple of the block
+    length, as in every known document, these are whole blocks of the document. A workspace gives it memory.
     """
 
     offset: int
@@ -37,6 +37,7 @@ class Segment:
     end: int
     closed: bool
     layers: list[LayerLatents] = field(default_factory=list)
+    blocks: Blocks | None = None
 
     @property
     def length(self) -> int:
@@ -67,22 +68,3 @@ class Segment:
         if self.closed and self.length % ratio:
             count = count + (seen == self.length).long()
         return count
-
-
-def allocate(segment: Segment, geometry: Geometry, capacity: int, *, fill: float | None = None) -> None:
-    """Give a segment memory for ``capacity`` tokens (CPU float32); ``fill`` poisons it in check mode and tests."""
-
-    def empty(rows: int, width: int) -> Tensor:
-        return torch.empty(rows, width) if fill is None else torch.full((rows, width), fill)
-
-    for layer in range(geometry.num_layers):
-        ratio = geometry.ratio(layer)
-        entries = -(-capacity // ratio) if ratio else 0
-        indexed = geometry.kinds[layer] is LayerKind.CSA
-        segment.layers.append(
-            LayerLatents(
-                window=empty(capacity, geometry.head_dim),
-                entries=empty(entries, geometry.head_dim),
-                index_keys=empty(entries if indexed else 0, geometry.index_head_dim),
-            )
-        )

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from redknot.latents.segment import Segment
+from redknot.latents.space import LatentSpace
+
+TailRows = tuple[Tensor, Tensor, Tensor, Tensor]  # kv [t, c * d], gate, indexer kv [t, 2 * index_head_dim], gate
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class CompressorTail:
     """Raw (unpooled) projections of the last rows that ran in one layer, for groups that later rows complete.
 
-    Kept are at most two groups: the open one, and the one before it, whose first series overlaps into it (CSA).
+    Kept are at most two groups: the open one, and the one before it where its first series overlaps into it (CSA).
     """
 
     positions: Tensor  # [t] int64, request positions, ascending
-    raw: tuple[Tensor, ...]  # kv [t, c * d], gate, indexer kv [t, 2 * index_head_dim] (no columns outside CSA), gate
+    raw: TailRows  # in the arena of the request; without columns where a layer has no indexer
 
 
 @dataclass(eq=False)
@@ -26,6 +30,8 @@ class Session:
     """One request: consecutive segments from request position 0, the last one open while it grows."""
 
     segments: list[Segment]
+    space: LatentSpace | None = None  # where its memory is from; None: segments without memory, to count positions
+    tail_rows: dict[int, TailRows] = field(default_factory=dict)  # by layer: room for the longest tail
     tails: dict[int, CompressorTail] = field(default_factory=dict)  # by layer
 
     @property
@@ -37,3 +43,22 @@ class Session:
         """Index of the segment that holds each request position: [T] -> [T]."""
         firsts = torch.tensor([segment.first for segment in self.segments])
         return torch.searchsorted(firsts, positions, right=True) - 1
+
+    def memory_space(self) -> LatentSpace:
+        """Where the memory of a session that has some is from."""
+        assert self.space is not None
+        return self.space
+
+    def check(self) -> None:
+        """HandleError unless every block is this request's to read and in the device pool."""
+        for segment in self.segments:
+            if segment.blocks is not None:
+                segment.blocks.check()
+
+    def keep_tail(self, layer: int, positions: Tensor, raw: Sequence[Tensor], index: Tensor) -> None:
+        """Replace a layer's tail by rows ``index`` [t] of ``raw`` (as ``TailRows``), at request ``positions`` [t]."""
+        room = self.tail_rows[layer]
+        kept = tuple(into[: len(index)] for into in room)
+        for into, rows in zip(kept, raw, strict=True):
+            torch.index_select(rows, 0, index, out=into)
+        self.tails[layer] = CompressorTail(positions, (kept[0], kept[1], kept[2], kept[3]))

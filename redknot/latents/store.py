@@ -66,6 +66,15 @@ class LatentStore(References):
 
     # The data path.
 
+    @property
+    def pool(self) -> Tensor:
+        """The bytes of the device pool, [capacity, block_bytes] uint8, to make typed views of.
+
+        A handle's offset is counted from its start. Only what a handle names may be touched, and only while the
+        reference lives: written by the owner of an open block, read by every holder.
+        """
+        return self._device.data
+
     def append(self, handle: Handle, data: Tensor) -> None:
         """Write uint8 [n] behind what was written of an open block; BlockStateError when it does not fit."""
         with self._table.lock:

@@ -41,12 +41,15 @@ class Tiers:
     def fetch(self, names: Sequence[Name], timeout_s: float) -> list[Handle | None]:
         """See ``LatentStore``."""
         left = deadline(timeout_s)
-        table = self._table
+        table, disk = self._table, self._moves.disk is not None
         with table.lock:
             found = table.match(names)
             table.counters["hits"] += len(found) - found.count(None)
+            below = [
+                number for number, name in enumerate(names) if found[number] is None and (disk or name in table.index)
+            ]
         jobs: list[tuple[int, Job[Handle | None]]] = []
-        for number in [number for number, handle in enumerate(found) if handle is None]:
+        for number in below:
             job = Job(partial(self._moves.load, names[number]), self._undo)
             if self._worker.submit(job, urgent=True, timeout_s=left()):
                 jobs.append((number, job))

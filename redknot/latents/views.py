@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from redknot.errors import ConfigError
 from redknot.latents.formats import Element, Field, RegionName
 from redknot.latents.layout import Block, Region
 
@@ -37,6 +38,25 @@ def fields(data: Tensor, block: Block, start: int = 0) -> dict[tuple[RegionName,
         for region in block.regions
         for field in region.row.fields
     }
+
+
+def row_view(pool: Tensor, region: Region, start: int) -> Tensor:
+    """Rows of a region over a whole pool, [N, numbers]; ``start`` is where its block begins in the bytes of a slot.
+
+    ``pool`` is uint8 [capacity, nbytes]. Rows lie a row apart, so that row r of the slot that begins at byte b of the
+    pool is row b / row.nbytes + r; most rows between belong to other regions. ConfigError where a row holds several
+    kinds of numbers, or where slots are not whole rows.
+    """
+    elements = {field.element for field in region.row.fields}
+    if len(elements) != 1 or region.row.nbytes != region.row.used:
+        raise ConfigError(f"layout: rows of {region.name} ({region.row}) are no vectors of one kind of number")
+    if pool.shape[1] % region.row.nbytes:
+        raise ConfigError(f"layout: slots of {pool.shape[1]} bytes are not whole rows of {region.row.nbytes}")
+    dtype = _DTYPES[elements.pop()]
+    width = region.row.nbytes // dtype.itemsize
+    first = start + region.offset
+    count = (pool.numel() - first) // region.row.nbytes
+    return pool.view(dtype).as_strided((count, width), (width, 1), first // dtype.itemsize)
 
 
 def _view(data: Tensor, region: Region, field: Field, start: int) -> Tensor:

@@ -55,16 +55,16 @@ class Job(Generic[T]):
 
 
 class Worker:
-    """The thread and its queue of at most ``limit`` waiting jobs."""
+    """The thread, which the first job starts, and its queue of at most ``limit`` waiting jobs."""
 
     def __init__(self, name: str, limit: int) -> None:
+        self._name = name
         self._limit = limit
         self._jobs: deque[Job[Any]] = deque()
         self._busy = False
         self._closed = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def submit(self, job: Job[T], *, urgent: bool = False, timeout_s: float = 0.0) -> bool:
         """Queue a job, an urgent one before all others; False when the queue stays full for ``timeout_s`` seconds.
@@ -72,11 +72,14 @@ class Worker:
         StoreError once the worker has ended: nobody would do the job.
         """
         with self._changed:
-            self._changed.wait_for(lambda: len(self._jobs) < self._limit or not self._alive(), timeout_s)
-            if not self._alive():
+            self._changed.wait_for(lambda: len(self._jobs) < self._limit or self._closed, timeout_s)
+            if self._closed:
                 raise StoreError("the latent store is closed, or its worker has failed; open it again")
             if len(self._jobs) >= self._limit:
                 return False
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
+                self._thread.start()
             if urgent:
                 self._jobs.appendleft(job)
             else:
@@ -87,7 +90,7 @@ class Worker:
     def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is queued or running; False when that takes longer than ``timeout_s`` seconds."""
         with self._changed:
-            idle = self._changed.wait_for(lambda: not (self._jobs or self._busy) or not self._alive(), timeout_s)
+            idle = self._changed.wait_for(lambda: not (self._jobs or self._busy) or self._closed, timeout_s)
             return idle and not (self._jobs or self._busy)
 
     def close(self, timeout_s: float) -> None:
@@ -95,14 +98,13 @@ class Worker:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        if self._thread is None:
+            return
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise StoreError(
                 f"the worker of the latent store did not end within {timeout_s} s: its disk does not answer"
             )
-
-    def _alive(self) -> bool:
-        return not self._closed and self._thread.is_alive()
 
     def _loop(self) -> None:
         try:

@@ -22,16 +22,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from redknot.build.capture import evaluate
-from redknot.latents.segment import Segment, allocate
-from redknot.latents.session import Session
+from redknot.latents.space import LatentSpace
+from redknot.latents.workspace import Workspace
 from redknot.model.checkpoint import load_model
 from redknot.model.profile import Profile, load_profile
 from redknot.nano.text import make_sample, sample_ids
 from redknot.plan.rows import KnownRun
 from redknot.runtime.counters import Counters
 from redknot.runtime.model import Model
-from redknot.runtime.prefill import decode, dense_session, prefill
-from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restore, segmented_session
+from redknot.runtime.prefill import dense_session, greedy, prefill
+from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restored_session, segmented_session
 
 NO_DOCUMENTS = "no-documents"
 
@@ -47,15 +47,21 @@ class InMemory:
         return self.sections[name]
 
 
-def answer_dense(model: Model, token_ids: Tensor, length: int) -> list[int]:
+def answer_dense(model: Model, space: LatentSpace, token_ids: Tensor, length: int) -> list[int]:
     """Greedy answer of ``length`` tokens by full recomputation."""
-    session = dense_session(model.geometry, len(token_ids), len(token_ids) + length)
-    logits = prefill(model, [session], [token_ids], Counters())[0]
-    return _continue(model, session, logits, length)
+    with Workspace(space) as memory:
+        session = dense_session(memory, len(token_ids), len(token_ids) + length)
+        logits = prefill(model, [session], [token_ids], Counters())[0]
+        return greedy(model, session, int(logits.argmax()), length)
 
 
 def answer_reusing(
-    model: Model, segments: Sequence[Tensor], artifacts: Sequence[InMemory], profile: Profile, length: int
+    model: Model,
+    space: LatentSpace,
+    segments: Sequence[Tensor],
+    artifacts: Sequence[InMemory],
+    profile: Profile,
+    length: int,
 ) -> list[int]:
     """Greedy answer with the documents read from artifacts; ``segments`` are [BOS], documents..., question."""
     token_ids, runs, at = torch.cat(list(segments)), [], len(segments[0])
@@ -63,24 +69,15 @@ def answer_reusing(
         runs.append(KnownRun(str(number), at, 0, len(document), len(document)))
         at += len(document)
     sources = [Source(run, artifact) for run, artifact in zip(runs, artifacts, strict=True)]
-    session = segmented_session(model.geometry, runs, len(token_ids), length)
-    if profile.reuses_rows:
-        restore(session, sources, model.geometry)
-    counters = Counters()
-    rows = choose_rows(model, session, runs, token_ids, profile, counters)
-    logits = prefill_reusing(model, session, sources, rows, token_ids, profile, counters)
-    return _continue(model, session, logits, length)
-
-
-def _continue(model: Model, session: Session, logits: Tensor, length: int) -> list[int]:
-    if session.segments[-1].closed:
-        tail = Segment(session.length, 0, 0, closed=False)
-        allocate(tail, model.geometry, length)
-        session.segments.append(tail)
-    tokens = [int(logits.argmax())]
-    while len(tokens) < length:
-        tokens.append(int(decode(model, [session], torch.tensor(tokens[-1:]), Counters())[0].argmax()))
-    return tokens
+    with Workspace(space) as memory:
+        if profile.reuses_rows:
+            session = restored_session(memory, sources, len(token_ids), length)
+        else:
+            session = segmented_session(memory, runs, len(token_ids), length)
+        counters = Counters()
+        rows = choose_rows(model, session, runs, token_ids, profile, counters)
+        logits = prefill_reusing(model, session, sources, rows, token_ids, profile, counters)
+        return greedy(model, session, int(logits.argmax()), length)
 
 
 def wilson(right: int, n: int) -> tuple[float, float]:
@@ -96,7 +93,7 @@ def run(model: Model, tokenizer: Tokenizer, args: argparse.Namespace) -> list[di
     needs = tuple(sorted({need for profile in profiles.values() for need in profile.needs()} - {"window_tail"}))
     if any("window_tail" in profile.needs() for profile in profiles.values()):
         needs = tuple(sorted({*needs, "window_all"}))  # the whole window serves profiles that read the tail only
-    rows = []
+    rows, space = [], LatentSpace(model.geometry)
     for task in args.tasks:
         rng = np.random.default_rng([args.seed, sum(task.encode())])
         right = dict.fromkeys(args.arms, 0)
@@ -108,11 +105,11 @@ def run(model: Model, tokenizer: Tokenizer, args: argparse.Namespace) -> list[di
             artifacts = [InMemory(s) for s in evaluate(model, segments[1:-1], needs, Counters())] if needs else []
             for arm in args.arms:
                 if arm == NO_DOCUMENTS:
-                    found = answer_dense(model, torch.cat([segments[0], segments[-1]]), len(answer))
+                    found = answer_dense(model, space, torch.cat([segments[0], segments[-1]]), len(answer))
                 elif profiles[arm].reuses:
-                    found = answer_reusing(model, segments, artifacts, profiles[arm], len(answer))
+                    found = answer_reusing(model, space, segments, artifacts, profiles[arm], len(answer))
                 else:
-                    found = answer_dense(model, torch.cat(segments), len(answer))
+                    found = answer_dense(model, space, torch.cat(segments), len(answer))
                 right[arm] += found == answer.tolist()
         for arm in args.arms:
             low, high = wilson(right[arm], args.n)

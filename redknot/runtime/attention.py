@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from redknot.latents.paged import FirstRows, PagedRows, first_rows
+from redknot.latents.segment import Segment
 from redknot.latents.session import CompressorTail
 from redknot.model.geometry import Geometry, LayerKind
 from redknot.model.weights import AttentionWeights, CompressorWeights
@@ -104,13 +106,12 @@ def write_latents(scope: Scope, p: Projections, rows: RowSet) -> None:
     fresh = (p.comp_kv, p.comp_gate, p.index_kv, p.index_gate)
     kept = [tail.raw for tail in tails if tail is not None]
     raw = tuple(torch.cat((*(old[i] for old in kept), new)) for i, new in enumerate(fresh))
-    targets = [segment.layers[layer] for segment, _, _ in plan.targets]
-    _write_entries(scope, weights.compressor, plan, raw[:2], [target.entries for target in targets])
+    _write_entries(scope, weights.compressor, plan, raw[:2], "entries")
     if weights.indexer is not None:
-        _write_entries(scope, weights.indexer.compressor, plan, raw[2:], [target.index_keys for target in targets])
+        _write_entries(scope, weights.indexer.compressor, plan, raw[2:], "index_keys")
     scope.counters.entries_refreshed += len(plan.positions)
     for session, (index, positions) in zip(rows.sessions, plan.tails, strict=True):
-        session.tails[layer] = CompressorTail(positions, tuple(part[index] for part in raw))
+        session.keep_tail(layer, positions, raw, index)
 
 
 def _rows_plan(scope: Scope, rows: RowSet, tails: list[CompressorTail | None]) -> GroupPlan:
@@ -126,7 +127,7 @@ def _rows_plan(scope: Scope, rows: RowSet, tails: list[CompressorTail | None]) -
 
 
 def _write_entries(
-    scope: Scope, weights: CompressorWeights, plan: GroupPlan, raw: tuple[Tensor, ...], into: list[Tensor]
+    scope: Scope, weights: CompressorWeights, plan: GroupPlan, raw: tuple[Tensor, ...], kind: str
 ) -> None:
     """Pool the planned groups of raw (kv, gate) rows and store them, segment by segment."""
     if not len(plan.positions):
@@ -141,8 +142,8 @@ def _write_entries(
         gates = torch.cat((before_gates + weights.ape[:, :d], gates[..., d:]), dim=1)
     rotation = rotation_at(plan.positions, scope.frequencies)
     entries = pool(weights, values, gates, rotation, scope.geometry.norm_eps)
-    for tensor, (_, groups, targets) in zip(into, plan.targets, strict=True):
-        tensor[targets] = entries[groups]
+    for segment, groups, targets in plan.targets:
+        _paged(segment, scope.layer, kind)[targets] = entries[groups]
 
 
 def _slots(index: Tensor, kv: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,25 +196,48 @@ def _block(scope: Scope, p: Projections, q_a: Tensor, block: Block, heads: HeadS
     return apply_sink_(whole, heads.sinks)
 
 
-def _read(scope: Scope, block: Block, table: Table, kind: str) -> Tensor:
-    """Latents of a table, their rotary channels turned to the request's frame: [N, d].
+def _read_windows(scope: Scope, block: Block, table: Table) -> Tensor:
+    """Window latents of a table in the request's frame: [N, d].
 
     Turning the queries to each segment's frame is the same product. Here the keys are turned, in a copy: a block has
     more queries (rows x heads) than it has keys, and all segments then share one softmax.
     """
-    parts = [getattr(segment.layers[scope.layer], kind)[rows] for segment, rows in table.parts]
+    parts = [segment.layers[scope.layer].window[rows] for segment, rows in table.parts]
     if table.shifts is None:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-    keys = torch.cat(parts)
-    rotate_(keys, scope.rotation(block.cache, id(table), table.shifts))
+    return _turned(scope, block, table, torch.cat(parts))
+
+
+def _read_entries(scope: Scope, block: Block, seen: Entries, kind: str) -> Tensor:
+    """As windows, of the "entries" or "index_keys" that the block's rows may see: [N, width], always a copy."""
+    paged = [_paged(segment, scope.layer, kind) for segment, _ in seen.parts]
+    key = ("first rows", id(seen))
+    if key not in block.cache:  # where they lie in their segments' blocks is the same in all layers of a ratio
+        block.cache[key] = first_rows(paged, [count for _, count in seen.parts])
+    rows = block.cache[key]
+    assert isinstance(rows, FirstRows)
+    return _turned(scope, block, seen.table, rows.of(paged))
+
+
+def _turned(scope: Scope, block: Block, table: Table, keys: Tensor) -> Tensor:
+    """A table's ``keys`` [N, width], turned in place to the request's frame."""
+    if table.shifts is not None:
+        rotate_(keys, scope.rotation(block.cache, id(table), table.shifts))
     return keys
+
+
+def _paged(segment: Segment, layer: int, kind: str) -> PagedRows:
+    """The "entries" or "index_keys" of a layer that has them."""
+    rows = getattr(segment.layers[layer], kind)
+    assert isinstance(rows, PagedRows)
+    return rows
 
 
 def _window(scope: Scope, q: Tensor, block: Block) -> Partial:
     """The block's rows against their windows."""
     seen = block.windows
     n, m, k = seen.mask.shape
-    keys = _read(scope, block, seen.table, "window").index_select(0, seen.keys).view(n, k, -1)
+    keys = _read_windows(scope, block, seen.table).index_select(0, seen.keys).view(n, k, -1)
     tiles = q if seen.rows is None else q.index_select(0, seen.rows)
     partial = attend(tiles.view(n, m, *q.shape[1:]), keys, seen.mask)
     scope.counters.add_pairs(seen.pairs, q.shape[1], q.shape[2])
@@ -224,7 +248,7 @@ def _window(scope: Scope, q: Tensor, block: Block) -> Partial:
 
 def _entries(scope: Scope, p: Projections, q: Tensor, q_a: Tensor, block: Block, seen: Entries) -> Partial:
     """The block's rows against the entries they keep."""
-    keys = _read(scope, block, seen.table, "entries")
+    keys = _read_entries(scope, block, seen, "entries")
     chosen = _choose(scope, p, q_a, block, seen)
     heads, d = q.shape[1:]
     if chosen is None:
@@ -257,7 +281,7 @@ def _scores(scope: Scope, p: Projections, q_a: Tensor, block: Block, seen: Entri
     q = linear(q_a, indexer.wq_b).view(block.size, heads, d)
     rotate_(q, scope.rotation(block.cache, "rows", block.positions))
     weights = p.index_weights[block.rows] * (d * heads) ** -0.5
-    scores = index_scores(q, _read(scope, block, seen.table, "index_keys"), weights)
+    scores = index_scores(q, _read_entries(scope, block, seen, "index_keys"), weights)
     every = scope.capture is not None and scope.capture.wants_scores
     scope.counters.add_scores(seen.visible, 0 if every else geometry.index_topk, geometry.q_lora_rank, heads, d)
     return scores if seen.mask is None else scores.add_(seen.mask)

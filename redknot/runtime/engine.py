@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from redknot.artifact.store import ArtifactStore
 from redknot.comm.group import Group, OneProcess
 from redknot.config import load_settings
 from redknot.errors import InputError, RequestReason, ReuseUnavailableError, StoreError
-from redknot.latents.segment import Segment, allocate
 from redknot.latents.session import Session
+from redknot.latents.space import LatentSpace
+from redknot.latents.workspace import Workspace
 from redknot.model.checkpoint import load_model
 from redknot.model.profile import Profile, Treatment, load_profile
 from redknot.model.tokenizer import load_tokenizer
@@ -31,10 +33,10 @@ from redknot.runtime.ledger import bounds, ledgers, recompute_row_layers
 from redknot.runtime.library import Library, Refused
 from redknot.runtime.metrics import Metrics
 from redknot.runtime.model import Model
-from redknot.runtime.prefill import decode, dense_session, prefill
+from redknot.runtime.prefill import dense_session, greedy, prefill
 from redknot.runtime.report import Report, document_reports
 from redknot.runtime.request import REUSE_MODES, Text, read_length, read_request
-from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restore, segmented_session
+from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restored_session, segmented_session
 
 _log = logging.getLogger(__name__)
 DTYPE = torch.float32  # the CPU runs and stores float32
@@ -56,6 +58,8 @@ class _Request:
     token_ids: Tensor
     spans: list[Span] | None  # None: documents are to be found in the ids
     started: float
+    memory: ExitStack  # closes the workspace
+    workspace: Workspace | None = None  # of the attempt that runs, or that answered
     counters: Counters = field(default_factory=Counters)
     plan: Plan | None = None
     rows: Rows | None = None
@@ -103,6 +107,10 @@ class Engine:
         self.tokenizer = load_tokenizer(checkpoint, geometry)
         self.profile = profile if isinstance(profile, Profile) else load_profile(profile)
         self.metrics = metrics if metrics is not None else Metrics()
+        self.latents = LatentSpace(geometry, load_settings().latents)
+        self.metrics.watch("latents", self.latents.store.counters)
+        self.metrics.watch_books(self.latents.store.books)
+        self._namespace = namespace
         self._one_at_a_time = threading.Lock()
         self._library: Library | None = None
         self._no_library = "no store was given"  # why, while there is none
@@ -120,8 +128,9 @@ class Engine:
         identity = model_identity(checkpoint, geometry, DTYPE, load_settings().cache_dir)
         shard = self.model.group.shard
         self._library = Library(opened, identity, geometry, namespace, self.profile.needs(), shard)
-        self.metrics.watch("store", opened.counters)
-        self.metrics.watch("index", self._library.index.counters)
+        counts = self._library.index.counters
+        self.metrics.watch("store", lambda: opened.counters)
+        self.metrics.watch("index", lambda: counts)
 
     def generate(
         self,
@@ -147,10 +156,9 @@ class Engine:
             raise InputError(f"reuse must be one of {', '.join(REUSE_MODES)}, not {reuse!r}")
         room = read_length(max_new_tokens)
         ids, found = read_request(self.tokenizer, self.model.geometry, prompt, token_ids, segments, spans, room)
-        with self._one_at_a_time:
-            return self._answer(
-                _Request(torch.tensor(ids, dtype=torch.int64), found, started), reuse, room, stop_at_eos
-            )
+        with self._one_at_a_time, ExitStack() as memory:
+            request = _Request(torch.tensor(ids, dtype=torch.int64), found, started, memory)
+            return self._answer(request, reuse, room, stop_at_eos)
 
     def _answer(self, request: _Request, reuse: str, room: int, stop_at_eos: bool) -> Result:
         """Prefill, report, decode."""
@@ -162,7 +170,7 @@ class Engine:
             if document.reason is not None:
                 _log.info("document at token %d is new text: %s", document.start, document.reason)
         self.metrics.observe(report)
-        tokens = self._continue(session, first, room, stop_at_eos)
+        tokens = greedy(self.model, session, first, room, self.model.geometry.eos_token_ids if stop_at_eos else ())
         return Result(self.tokenizer.decode(tokens), tuple(tokens), report)
 
     def _first_logits(self, request: _Request, reuse: str, room: int) -> tuple[Tensor, Session]:
@@ -180,7 +188,7 @@ class Engine:
             raise ReuseUnavailableError(f"reuse is required but not possible: {request.reason} ({request.detail})")
         started = time.perf_counter()
         ids = request.token_ids
-        session = dense_session(self.model.geometry, len(ids), len(ids) + room)
+        session = dense_session(self._workspace(request), len(ids), len(ids) + room)
         logits = prefill(self.model, [session], [ids], request.counters)[0]
         request.wall["ttft_forward_s"] = time.perf_counter() - started
         return logits, session
@@ -214,9 +222,10 @@ class Engine:
         if not plan.runs:
             raise Refused(RequestReason.NOTHING_TO_REUSE, "no document of the request can be reused")
         artifacts = {run.artifact_id: self._certified(library, run.artifact_id) for run in _distinct(plan.runs)}
-        request.vote = fingerprint([(run, artifacts[run.artifact_id].certificate.digest) for run in plan.runs])
+        digests = {artifact_id: artifact.certificate.digest for artifact_id, artifact in artifacts.items()}
+        request.vote = fingerprint([(run, digests[run.artifact_id]) for run in plan.runs])
         request.wall["certify_s"] = time.perf_counter() - request.started - request.wall["match_s"]
-        return [Source(run, artifacts[run.artifact_id]) for run in plan.runs]
+        return [Source(run, artifacts[run.artifact_id], bytes.fromhex(digests[run.artifact_id])) for run in plan.runs]
 
     def _certified(self, library: Library, artifact_id: str) -> LoadedArtifact:
         """One artifact, its certificate counted."""
@@ -233,9 +242,11 @@ class Engine:
         started = time.perf_counter()
         geometry, ids = self.model.geometry, request.token_ids
         runs = [source.run for source in sources]
-        session = segmented_session(geometry, runs, len(ids), room)
+        memory = self._workspace(request)
         if self.profile.reuses_rows:
-            restore(session, sources, geometry)
+            session = restored_session(memory, sources, len(ids), room)
+        else:
+            session = segmented_session(memory, runs, len(ids), room)
         request.wall["restore_s"] = time.perf_counter() - started
         rows = choose_rows(self.model, session, runs, ids, self.profile, request.counters)
         restored = self.profile.middle_active is Treatment.GLOBAL_Z and bool(rows.active.any())
@@ -252,23 +263,14 @@ class Engine:
             return None
         return logits, session
 
-    def _continue(self, session: Session, first: int, max_new_tokens: int, stop_at_eos: bool) -> list[int]:
-        """Greedy tokens from the first one on, without the end-of-sequence token."""
-        stops = self.model.geometry.eos_token_ids if stop_at_eos else ()
-        tokens: list[int] = []
-        token = first
-        if session.segments[-1].closed:
-            tail = Segment(session.length, 0, 0, closed=False)
-            allocate(tail, self.model.geometry, max_new_tokens)
-            session.segments.append(tail)
-        while token not in stops:
-            tokens.append(token)
-            if len(tokens) == max_new_tokens:
-                break
-            token = int(decode(self.model, [session], torch.tensor([token]), Counters())[0].argmax())
-        return tokens
+    def _workspace(self, request: _Request) -> Workspace:
+        """Memory for one attempt at a request; what an earlier one held is given back first."""
+        request.memory.close()
+        request.workspace = request.memory.enter_context(Workspace(self.latents, self._namespace))
+        return request.workspace
 
     def _report(self, request: _Request) -> Report:
+        assert request.workspace is not None
         rows = request.rows if request.reason is None else None  # those of a reusing prefill
         documents = document_reports(request.plan, rows)
         total = len(request.token_ids)
@@ -286,6 +288,7 @@ class Engine:
                 self.model.geometry, self.profile, total, request.counters, request.wall, self.model.group.shard
             ),
             bounds=None if rows is None else bounds(self.model.geometry, self.profile, rows),
+            latents=request.workspace.held(),
             ttft_forward_s=request.wall["ttft_forward_s"],
             ttft_request_s=request.wall["ttft_request_s"],
         )

@@ -50,9 +50,12 @@ def forward(model: Model, stages: list[Stage], counters: Counters, capture: Capt
 
     Latents of all rows that run are left in their sessions' segments. ``capture`` (offline, or a probe) sees every
     layer. What a row computes after its last latents is dropped, not run: neither arm of a comparison runs more.
+    HandleError for a session whose memory was given back or is in another tier, before anything runs.
     """
     geometry = model.geometry
     streams = torch.empty(0)
+    for session in stages[0].rows.sessions:
+        session.check()
     for stage in stages:
         streams = _entering(model, stage, streams)
         for layer in stage.layers:

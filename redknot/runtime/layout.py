@@ -137,7 +137,7 @@ def group_plan(rows: RowSet, ratio: int, overlap: bool, tails: list[Tensor]) -> 
             positions.append(segment.start + kept * ratio)
             targets.append((segment, slice(done, done + len(kept)), kept))
             done += len(kept)
-        last = torch.cat((tail, fresh))[-2 * ratio :]
+        last = torch.cat((tail, fresh))[-ratio * (2 if overlap else 1) :]
         kept_rows.append((index[last], last))
         base += len(tail)
         row += len(fresh)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from redknot.errors import DocumentReason, RequestReason
+from redknot.latents.books import Book
 from redknot.runtime.counters import Counters
 from redknot.runtime.ledger import Ledgers
 
@@ -71,20 +72,34 @@ class _Watched(Collector):
     """Counts that are kept elsewhere, read when they are scraped: one counter per name, summed over its sources."""
 
     def __init__(self) -> None:
-        self.sources: list[tuple[str, Mapping[str, int]]] = []  # prefix, counts
+        self.sources: list[tuple[str, Callable[[], Mapping[str, int]]]] = []  # prefix, counts
+        self.books: list[Callable[[], Mapping[str, Book]]] = []
 
-    def describe(self) -> Iterator[CounterMetricFamily]:
+    def describe(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """Nothing: names come with what is watched, after registration."""
         return iter(())
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """Yield the sums of now."""
         sums: dict[str, int] = {}
         for prefix, counts in list(self.sources):
-            for name, count in counts.items():
+            for name, count in counts().items():
                 sums[f"{prefix}_{name}"] = sums.get(f"{prefix}_{name}", 0) + count
         for name, count in sums.items():
             yield CounterMetricFamily(f"redknot_{name}", f"{name.replace('_', ' ').capitalize()}.", count)
+        yield self._bytes()
+
+    def _bytes(self) -> GaugeMetricFamily:
+        sums: dict[tuple[str, str], int] = {}
+        for books in list(self.books):
+            for tier, book in books().items():
+                for state in ("free", "live", "quarantined"):
+                    sums[tier, state] = sums.get((tier, state), 0) + int(getattr(book, state))
+        meaning = "Bytes of latents; free, live and quarantined ones add up to the tier's budget."
+        family = GaugeMetricFamily("redknot_latents_bytes", meaning, labels=("tier", "state"))
+        for labels, nbytes in sums.items():
+            family.add_metric(labels, nbytes)
+        return family
 
 
 class Metrics:
@@ -155,9 +170,13 @@ class Metrics:
         else:
             self._refused.labels(refused.value).inc()
 
-    def watch(self, prefix: str, counts: Mapping[str, int]) -> None:
-        """Show ``counts``, which somebody else increments and never lowers, as ``redknot_<prefix>_<name>_total``."""
+    def watch(self, prefix: str, counts: Callable[[], Mapping[str, int]]) -> None:
+        """Show what ``counts`` returns, which never falls, as ``redknot_<prefix>_<name>_total``."""
         self._watched.sources.append((prefix, counts))
+
+    def watch_books(self, books: Callable[[], Mapping[str, Book]]) -> None:
+        """Show the bytes of a latent store, by tier and by what they are."""
+        self._watched.books.append(books)
 
     def exposition(self) -> str:
         """The text that Prometheus scrapes."""

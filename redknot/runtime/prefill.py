@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from redknot.latents.segment import Segment, allocate
+from redknot.latents.segment import Segment
 from redknot.latents.session import Session
-from redknot.model.geometry import Geometry
+from redknot.latents.workspace import Workspace
 from redknot.runtime.capture import Capture
 from redknot.runtime.counters import Counters
 from redknot.runtime.forward import Stage, forward
@@ -17,11 +19,14 @@ from redknot.runtime.model import Model
 CHUNK_ROWS = 1024
 
 
-def dense_session(geometry: Geometry, length: int, capacity: int, *, closed: bool = False) -> Session:
-    """A request that is one segment of ``length`` tokens, nothing of it computed, with room for ``capacity``."""
+def dense_session(memory: Workspace, length: int, capacity: int, *, closed: bool = False) -> Session:
+    """A request that is one segment of ``length`` tokens, nothing of it computed, with room for ``capacity``.
+
+    PoolFullError or ArenaFullError without room for it.
+    """
     segment = Segment(offset=0, start=0, end=length, closed=closed)
-    allocate(segment, geometry, capacity)
-    return Session([segment])
+    memory.allocate(segment, capacity)
+    return memory.session([segment])
 
 
 @torch.inference_mode()
@@ -68,3 +73,18 @@ def decode(model: Model, sessions: list[Session], tokens: Tensor, counters: Coun
     rows = RowSet(model.geometry, tuple(sessions), tuple(positions))
     stage = Stage(range(model.geometry.num_layers), rows, tokens, go_on=torch.arange(len(sessions)))
     return forward(model, [stage], counters)
+
+
+def greedy(model: Model, session: Session, first: int, length: int, stops: Sequence[int] = ()) -> list[int]:
+    """Up to ``length`` greedy tokens, beginning with ``first``, the likeliest one behind a prefill; none of ``stops``.
+
+    The session's last segment is open and has room for them.
+    """
+    tokens: list[int] = []
+    token = first
+    while token not in stops:
+        tokens.append(token)
+        if len(tokens) == length:
+            break
+        token = int(decode(model, [session], torch.tensor([token]), Counters())[0].argmax())
+    return tokens

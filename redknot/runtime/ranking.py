@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from redknot.latents.segment import Segment, allocate
+from redknot.latents.segment import Segment
 from redknot.latents.session import Session
+from redknot.latents.workspace import Workspace
 from redknot.model.geometry import LayerKind
 from redknot.plan.rows import KnownRun
 from redknot.runtime.capture import Capture
@@ -38,15 +39,15 @@ def rank_by_indexer(
     known = _known(session, runs)
     behind = max((segment.stop for segment in known), default=0)
     first = max(total - geometry.window, behind)
-    probe = Segment(first, 0, total - first, closed=False)
-    allocate(probe, geometry, probe.length)
-    ghost = Session([*known, probe])
-    rows = RowSet(geometry, (ghost,), (torch.arange(first, total),))
-    go_on = torch.arange(rows.size) if geometry.kinds[-1] is LayerKind.CSA else _nobody()
-    stage = Stage(range(geometry.num_layers), rows, token_ids[first:], go_on=go_on)
     capture, own = Capture(wants_scores=True), Counters()
-    if probe.length:
-        forward(model, [stage], own, capture)
+    probe = Segment(first, 0, total - first, closed=False)
+    with Workspace(session.memory_space()) as memory:
+        memory.allocate(probe, probe.length)
+        rows = RowSet(geometry, (memory.session([*known, probe]),), (torch.arange(first, total),))
+        go_on = torch.arange(rows.size) if geometry.kinds[-1] is LayerKind.CSA else _nobody()
+        stage = Stage(range(geometry.num_layers), rows, token_ids[first:], go_on=go_on)
+        if probe.length:
+            forward(model, [stage], own, capture)
     counters.add_probe(own)
     nothing = torch.zeros(0)
     scores = []

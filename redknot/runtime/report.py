@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from redknot.errors import DocumentReason, RequestReason
+from redknot.latents.workspace import Held
 from redknot.plan.planner import Plan
 from redknot.plan.rows import Rows
 from redknot.runtime.counters import Counters
@@ -45,12 +46,13 @@ class Report:
     counters: Counters
     ledgers: Ledgers
     bounds: Bounds | None  # what the rows that ran allow to save; None of a dense request, which skipped nothing
+    latents: Held  # what the request held of the latent store behind its prefill: shared, copied and fresh blocks
     ttft_forward_s: float  # prefill entry to first token
     ttft_request_s: float  # call to first token: match, load, vote and probe included
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        nested = ("documents", "counters", "ledgers", "bounds")
+        nested = ("documents", "counters", "ledgers", "bounds", "latents")
         out = {key: value for key, value in vars(self).items() if key not in nested}
         out["documents"] = [asdict(document) for document in self.documents]
         counters = asdict(self.counters)
@@ -58,6 +60,8 @@ class Report:
         out["counters"] = counters
         out["ledgers"] = self.ledgers.to_dict()
         out["bounds"] = asdict(self.bounds) if self.bounds is not None else None
+        shared, own = self.latents.shared_bytes, self.latents.own_bytes
+        out["latents"] = asdict(self.latents) | {"shared_bytes": shared, "own_bytes": own}
         return out
 
 

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from redknot.artifact.schema import boundary_section, layer_section, shard_section
-from redknot.latents.segment import Segment, allocate
+from redknot.latents.paged import PagedRows
+from redknot.latents.segment import Segment
 from redknot.latents.session import Session
-from redknot.model.geometry import Geometry
+from redknot.latents.workspace import Workspace
 from redknot.model.profile import Profile, Selector, Treatment
 from redknot.ops.moe import FanOut
 from redknot.plan.rows import KnownRun, Rows, pick_rows, protected_rows
@@ -42,6 +43,7 @@ class Source:
 
     run: KnownRun
     sections: Sections
+    key: bytes | None = None  # names the content of ``sections``; None: its blocks are not shared with anybody
 
 
 def segmented(runs: Sequence[KnownRun], total: int) -> list[tuple[int, int, KnownRun | None]]:
@@ -58,41 +60,79 @@ def segmented(runs: Sequence[KnownRun], total: int) -> list[tuple[int, int, Know
     return pieces
 
 
-def segmented_session(geometry: Geometry, runs: Sequence[KnownRun], total: int, room: int) -> Session:
-    """An empty session cut at the known runs, with room for ``room`` generated tokens in its last segment.
+def segmented_session(memory: Workspace, runs: Sequence[KnownRun], total: int, room: int) -> Session:
+    """An empty session cut at the known runs, with room for ``room`` generated tokens.
 
-    Every segment but the last is closed. A request that ends in a known run ends in a closed segment too; decode
-    then opens a new one.
+    Every segment but the last is closed. The last one is new text, or begins behind a known run that ends the request;
+    without room there is none behind it. PoolFullError or ArenaFullError where the store has no room for all of it.
     """
-    session = Session([])
-    for start, stop, run in segmented(runs, total):
-        first = run.doc_start if run is not None else 0
-        last = stop == total and run is None
-        segment = Segment(start - first, first, first + stop - start, closed=not last)
-        allocate(segment, geometry, segment.length + (room if last else 0))
-        session.segments.append(segment)
-    return session
+    segments = []
+    for segment, _, capacity in _cut(runs, total, room):
+        memory.allocate(segment, capacity)
+        segments.append(segment)
+    return memory.session(segments)
 
 
 @torch.inference_mode()
-def restore(session: Session, sources: Sequence[Source], geometry: Geometry) -> None:
-    """Fill the known segments from their artifacts; raises StoreError for a section that cannot be trusted."""
-    by_start = {segment.first: segment for segment in session.segments}
-    for source in sources:
-        run, segment = source.run, by_start[source.run.start]
-        for layer, latents in enumerate(segment.layers):
-            window = source.sections.section(layer_section(layer, "window"))
-            kept = run.doc_length - window.shape[0]  # rows in front of the stored tail
-            rows = window[max(run.doc_start - kept, 0) : run.doc_start + run.length - kept]
-            latents.window[run.length - rows.shape[0] : run.length] = rows
-            ratio = geometry.ratio(layer)
-            if not ratio:
-                continue
-            first, count = run.doc_start // ratio, segment.entries(ratio)
-            latents.entries[:count] = source.sections.section(layer_section(layer, "entries"))[first : first + count]
-            if latents.index_keys.shape[0]:
-                keys = source.sections.section(layer_section(layer, "index_keys"))
-                latents.index_keys[:count] = keys[first : first + count]
+def restored_session(memory: Workspace, sources: Sequence[Source], total: int, room: int) -> Session:
+    """As ``segmented_session``, its known segments filled from their artifacts.
+
+    Blocks that the store has under an artifact's key are shared as they are; others are filled and can be found from
+    then on. StoreError for a section that cannot be trusted.
+    """
+    by_start, segments = {source.run.start: source for source in sources}, []
+    for segment, run, capacity in _cut([source.run for source in sources], total, room):
+        if run is None:
+            memory.allocate(segment, capacity)
+        else:
+            _restore(memory, segment, by_start[run.start])
+        segments.append(segment)
+    return memory.session(segments)
+
+
+def _cut(runs: Sequence[KnownRun], total: int, room: int) -> list[tuple[Segment, KnownRun | None, int]]:
+    """The segments of a request without memory, their runs, and the tokens that each must have room for."""
+    pieces = segmented(runs, total)
+    if room and pieces and pieces[-1][2] is not None:
+        pieces.append((total, total, None))
+    cut = []
+    for number, (start, stop, run) in enumerate(pieces):
+        first = run.doc_start if run is not None else 0
+        last = number + 1 == len(pieces) and run is None
+        segment = Segment(start - first, first, first + stop - start, closed=not last)
+        cut.append((segment, run, segment.length + (room if last else 0)))
+    return cut
+
+
+def _restore(memory: Workspace, segment: Segment, source: Source) -> None:
+    """Give a known segment memory, and fill it with what the request will read of the artifact."""
+    geometry, run, key = memory.space.geometry, source.run, source.key
+    first, blocks = run.doc_start // geometry.block_length, -(-run.length // geometry.block_length)
+    if key is None:
+        memory.allocate(segment, segment.length)
+        missing = list(range(blocks))
+    else:
+        keys = [key + number.to_bytes(8, "little") for number in range(first, first + blocks)]
+        missing = memory.find(segment, keys)
+    for layer, latents in enumerate(segment.layers):
+        window = source.sections.section(layer_section(layer, "window"))
+        kept = run.doc_length - window.shape[0]  # rows in front of the stored tail
+        rows = window[max(run.doc_start - kept, 0) : run.doc_start + run.length - kept]
+        latents.window[run.length - rows.shape[0] : run.length] = rows
+        for kind, held in (("entries", latents.entries), ("index_keys", latents.index_keys)):
+            if held is not None and missing:
+                _fill(held, missing, source.sections.section(layer_section(layer, kind)), first)
+    if key is not None and segment.blocks is not None:
+        for number in missing:
+            segment.blocks.publish(number, keys[number])
+
+
+def _fill(held: PagedRows, missing: Sequence[int], section: Tensor, first: int) -> None:
+    """Copy blocks of a document's entries [n, width]; the segment's block 0 is block ``first`` of the document."""
+    rows = (torch.tensor(missing).unsqueeze(-1) * held.per_block + torch.arange(held.per_block)).flatten()
+    stored = rows + first * held.per_block
+    there = stored < len(section)  # a document's last block may not be full
+    held[rows[there]] = section[stored[there]]
 
 
 def choose_rows(
@@ -105,8 +145,9 @@ def choose_rows(
     if not profile.picks_rows or not runs:
         return Rows(total, protected, torch.zeros_like(protected))
     if profile.selector is Selector.DEVIATION:
-        scratch = segmented_session(geometry, runs, total, room=0)
-        ranking = rank_by_deviation(model, session, scratch, runs, token_ids, profile.deviation_layer, counters)
+        with Workspace(session.memory_space()) as memory:
+            scratch = segmented_session(memory, runs, total, room=0)
+            ranking = rank_by_deviation(model, session, scratch, runs, token_ids, profile.deviation_layer, counters)
     else:
         ranking = rank_by_indexer(model, session, runs, token_ids, counters)
     return pick_rows(total, runs, protected, ranking, profile, group, geometry.index_topk)
@@ -123,12 +164,26 @@ def prefill_reusing(
     counters: Counters,
     chunk: int = CHUNK_ROWS,
 ) -> Tensor:
-    """Run what a profile runs over a restored session; returns the last row's logits [vocab]."""
+    """Run what a profile runs over a restored session; returns the last row's logits [vocab].
+
+    PoolFullError, before anything runs, unless every shared block in which rows run could be copied.
+    """
     step = _Stages(model, session, sources, rows, token_ids, profile)
+    _require_copies(session, step.in_fences | step.in_middle)
     logits = torch.empty(0)
     for lo, hi in pairwise(step.edges(chunk)):
         logits = forward(model, step.of(lo, hi), counters)
     return logits[-1]
+
+
+def _require_copies(session: Session, running: Tensor) -> None:
+    """PoolFullError unless the store has room for copies of all shared blocks in which rows ``running`` [n] lie."""
+    copies, space = 0, session.memory_space()
+    for segment in session.segments:
+        if segment.blocks is not None:
+            rows = running[segment.first : segment.stop].nonzero().flatten()
+            copies += segment.blocks.shared((rows // space.layout.block_tokens).unique())
+    space.require(copies)
 
 
 class _Stages:

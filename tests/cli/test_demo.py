@@ -13,6 +13,7 @@ import pytest
 from redknot.cli import demo
 from redknot.cli.main import main
 from redknot.errors import RequestReason
+from redknot.latents.workspace import Held
 from redknot.runtime.counters import Counters
 from redknot.runtime.ledger import Bounds, Ledgers, Saving
 from redknot.runtime.report import Report
@@ -33,6 +34,7 @@ def row(number: int, arm: str, *, seconds: float, bound: float | None) -> demo.R
         counters=Counters(),
         ledgers=Ledgers(Saving(0, 100), Saving(0, 10), Saving(0 if bound is None else 75, 100), {}),
         bounds=None if bound is None else Bounds(bound, 0.729),
+        latents=Held(0, 0, 0, 4, block_bytes=10, arena_bytes=5),
         ttft_forward_s=seconds,
         ttft_request_s=seconds,
     )

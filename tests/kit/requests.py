@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,16 @@ from redknot.artifact.store import ArtifactStore
 from redknot.build.capture import evaluate
 from redknot.build.target import make_target
 from redknot.config import CACHE_DIR, load_settings
-from redknot.latents import segment
 from redknot.latents.session import Session
 from redknot.model.checkpoint import load_model
 from redknot.model.profile import SHIPPED, Profile
 from redknot.nano import parameters
 from redknot.plan.rows import KnownRun
-from redknot.runtime import ranking, reuse
 from redknot.runtime.counters import Counters
 from redknot.runtime.identity import model_identity
 from redknot.runtime.model import Model
-from redknot.runtime.reuse import Source, restore, segmented_session
+from redknot.runtime.reuse import Source, restored_session
+from tests.kit.memory import nan_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 BOS, BLOCK, WINDOW = 0, 32, 32
@@ -148,30 +146,13 @@ def publish(
         )
 
 
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """Whatever reuse allocates is NaN until something is written there."""
-    native = segment.allocate
-
-    def allocate(*args: Any, **options: Any) -> None:
-        native(*args, **options, fill=float("nan"))
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (ranking, reuse):
-            patch.setattr(module, "allocate", allocate)
-        yield
-
-
 def restored(
     model: Model, artifacts: Sequence[Memory], pieces: Sequence[Piece]
 ) -> tuple[Tensor, list[Source], Session]:
     """A request over restored documents, with room for 4 tokens: ids, sources, session; unset memory is NaN."""
     ids, runs = assemble(pieces)
     sources = [Source(run, artifacts[int(run.artifact_id)]) for run in runs]
-    with poisoned():
-        session = segmented_session(model.geometry, runs, len(ids), 4)
-        restore(session, sources, model.geometry)
-    return ids, sources, session
+    return ids, sources, restored_session(nan_memory(model.geometry), sources, len(ids), 4)
 
 
 def use_cache(folder: Path) -> pytest.MonkeyPatch:

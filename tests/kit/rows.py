@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redknot.latents.segment import Segment, allocate
+from redknot.latents.segment import Segment
 from redknot.latents.session import Session
 from redknot.runtime.counters import Counters
 from redknot.runtime.forward import Stage, forward
 from redknot.runtime.layout import RowSet
 from redknot.runtime.model import Model
-
-NAN = float("nan")
+from tests.kit.memory import nan_memory
 
 
 def poisoned_session(model: Model, length: int, spare: int = 40) -> Session:
@@ -28,14 +27,14 @@ def segmented_session(
     model: Model, lengths: Sequence[int], starts: Sequence[int] | None = None, spare: int = 40
 ) -> Session:
     """Consecutive segments, all but the last closed, each in a frame that begins at its own start; memory is NaN."""
-    segments, at = [], 0
+    memory, segments, at = nan_memory(model.geometry), [], 0
     for number, length in enumerate(lengths):
         start = starts[number] if starts is not None else 0
         segment = Segment(at - start, start, start + length, closed=number < len(lengths) - 1)
-        allocate(segment, model.geometry, length + spare, fill=NAN)
+        memory.allocate(segment, length + spare)
         segments.append(segment)
         at += length
-    return Session(segments)
+    return memory.session(segments)
 
 
 @torch.inference_mode()

@@ -1,16 +1,13 @@
-"""Segments and sessions: visibility of entries against a naive count, memory of the right size, ownership."""
+"""Segments and sessions: visibility of entries against a naive count, ownership of positions."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redknot.latents.segment import Segment, allocate
+from redknot.latents.segment import Segment
 from redknot.latents.session import Session
-from redknot.model.geometry import LayerKind
-from tests.kit.oracle import Oracle
 
 RATIOS = st.sampled_from([4, 32])
 LENGTHS = st.integers(0, 130)
@@ -37,23 +34,6 @@ def test_visible_entries(offset: int, blocks: int, length: int, closed: bool, ra
     # Every entry that will exist is seen from the end on, and nothing before the first row is.
     assert int(found.max()) == segment.entries(ratio)
     assert bool((found[1:] >= found[:-1]).all())
-
-
-@pytest.mark.parametrize("fill", [None, float("nan")])
-@pytest.mark.parametrize("capacity", [1, 4, 33, 64])
-def test_memory_of_a_segment(small: Oracle, capacity: int, fill: float | None) -> None:
-    geometry = small.geometry
-    segment = Segment(0, 0, 0, closed=False)
-    allocate(segment, geometry, capacity, fill=fill)
-    assert len(segment.layers) == geometry.num_layers
-    for layer, latents in enumerate(segment.layers):
-        ratio = geometry.ratio(layer)
-        entries = -(-capacity // ratio) if ratio else 0
-        indexed = entries if geometry.kinds[layer] is LayerKind.CSA else 0
-        assert latents.window.shape == (capacity, geometry.head_dim)
-        assert latents.entries.shape == (entries, geometry.head_dim)
-        assert latents.index_keys.shape == (indexed, geometry.index_head_dim)
-        assert fill is None or bool(latents.window.isnan().all())
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=5), st.lists(st.integers(0, 3), min_size=5, max_size=5))

@@ -9,6 +9,7 @@ import torch
 
 from redknot.runtime.counters import Counters
 from redknot.runtime.prefill import decode, dense_session, prefill
+from tests.kit.memory import nan_memory
 from tests.kit.oracle import Oracle, Reference, Ties, clipped_share, settled_as, tokens
 from tests.kit.rows import every_row, poisoned_session, widest
 
@@ -71,7 +72,7 @@ def test_every_row_of_a_prefill(oracle: Oracle, length: int, record_property: An
 def test_the_last_row_of_a_prefill(oracle: Oracle, length: int, record_property: Any) -> None:
     """The path that requests take: only the last row goes through the last layer's attention and experts."""
     run = run_of(oracle, length)
-    session = dense_session(oracle.geometry, length, length)
+    session = dense_session(nan_memory(oracle.geometry), length, length)
     with settled_as(run) as ties:
         found = prefill(oracle.model, [session], [run.ids[:length]], Counters())
     assert widest(found[0], run.logits[length - 1]) <= TOLERANCE

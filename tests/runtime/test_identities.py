@@ -16,7 +16,7 @@ from redknot.artifact.schema import boundary_section, layer_section, shard_secti
 from redknot.artifact.sections import middle_layers, section_specs
 from redknot.artifact.store import ArtifactStore
 from redknot.build.capture import evaluate
-from redknot.latents.segment import Segment, allocate
+from redknot.latents.segment import Segment
 from redknot.latents.session import Session
 from redknot.model.profile import SHIPPED, Profile, load_profile
 from redknot.plan.rows import KnownRun, Rows
@@ -25,7 +25,15 @@ from redknot.runtime.counters import Counters
 from redknot.runtime.forward import forward
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import decode, dense_session, prefill
-from redknot.runtime.reuse import Source, _Stages, choose_rows, prefill_reusing, restore, segmented_session
+from redknot.runtime.reuse import (
+    Source,
+    _Stages,
+    choose_rows,
+    prefill_reusing,
+    restored_session,
+    segmented_session,
+)
+from tests.kit.memory import nan_memory
 from tests.kit.naive import naive_forward
 from tests.kit.requests import (
     BLOCK,
@@ -38,7 +46,6 @@ from tests.kit.requests import (
     document,
     known,
     new,
-    poisoned,
     publish,
 )
 from tests.kit.rows import every_row, widest
@@ -96,10 +103,10 @@ def sources_of(runs: Sequence[KnownRun], artifacts: Sequence[Memory]) -> list[So
 
 
 def grouped(
-    model: Model, ids: Tensor, runs: Sequence[KnownRun], capture: Capture | None = None
+    model: Model, ids: Tensor, runs: Sequence[KnownRun], capture: Capture | None = None, room: int = 0
 ) -> tuple[Tensor, Session]:
     """Segment-grouped recompute: last logits and the session."""
-    session = segmented_session(model.geometry, runs, len(ids), 0)
+    session = segmented_session(nan_memory(model.geometry), runs, len(ids), room)
     return prefill(model, [session], [ids], Counters(), capture=capture)[0], session
 
 
@@ -109,8 +116,8 @@ def latents(session: Session, model: Model) -> list[Tensor]:
     for segment in session.segments:
         for layer, held in enumerate(segment.layers):
             ratio = model.geometry.ratio(layer)
-            count = segment.entries(ratio) if ratio else 0
-            found += [held.window[: segment.length], held.entries[:count], held.index_keys[:count]]
+            found.append(held.window[: segment.length])
+            found += [paged[: segment.entries(ratio)] for paged in (held.entries, held.index_keys) if paged]
     return found
 
 
@@ -119,17 +126,24 @@ def everything(total: int) -> Rows:
 
 
 def reuse(
-    model: Model, ids: Tensor, sources: list[Source], profile: Profile, rows: Rows | None = None, chunk: int = 1024
+    model: Model,
+    ids: Tensor,
+    sources: list[Source],
+    profile: Profile,
+    rows: Rows | None = None,
+    chunk: int = 1024,
+    room: int = 0,
 ) -> tuple[Tensor, Session, Rows]:
     """One request through the profile, over memory that is NaN until something is written there."""
     counters = Counters()
     runs = [source.run for source in sources]
-    with poisoned():
-        session = segmented_session(model.geometry, runs, len(ids), 0)
-        if profile.reuses_rows:
-            restore(session, sources, model.geometry)
-        rows = rows or choose_rows(model, session, runs, ids, profile, counters)
-        logits = prefill_reusing(model, session, sources, rows, ids, profile, counters, chunk)
+    memory = nan_memory(model.geometry)
+    if profile.reuses_rows:
+        session = restored_session(memory, sources, len(ids), room)
+    else:
+        session = segmented_session(memory, runs, len(ids), room)
+    rows = rows or choose_rows(model, session, runs, ids, profile, counters)
+    logits = prefill_reusing(model, session, sources, rows, ids, profile, counters, chunk)
     return logits, session, rows
 
 
@@ -170,7 +184,7 @@ def test_whole_blocks_equal_native(model, name, lengths):
     documents = [document(length, 20 + number) for number, length in enumerate(lengths[:-1])]
     pieces = [*(known(documents, number) for number in range(len(documents))), new(lengths[-1], 77)]
     ids, runs = assemble(pieces)
-    native = prefill(model, [dense_session(model.geometry, len(ids), len(ids))], [ids], Counters())[0]
+    native = prefill(model, [dense_session(nan_memory(model.geometry), len(ids), len(ids))], [ids], Counters())[0]
     assert widest(grouped(model, ids, runs)[0], native) <= EXACT
     made = memories(model, documents)
     logits, _, _ = reuse(model, ids, sources_of(runs, made), SHIPPED[name], everything(len(ids)))
@@ -185,17 +199,17 @@ def test_a_document_at_zero_is_a_fresh_prefill_bit_for_bit(model, length, chunk)
     """Identity (d)."""
     ids = torch.tensor(document(length, 30))
     (stored,) = evaluate(model, [ids], EVERY_NEED, Counters(), chunk=chunk)
-    session = dense_session(model.geometry, length, length)
+    session = dense_session(nan_memory(model.geometry), length, length)
     prefill(model, [session], [ids], Counters(), chunk=chunk)
     for layer, held in enumerate(session.segments[0].layers):
         assert torch.equal(stored[layer_section(layer, "window")], held.window)
         if ratio := model.geometry.ratio(layer):
             assert torch.equal(stored[layer_section(layer, "entries")], held.entries[: length // ratio])
-        if held.index_keys.shape[0]:
+        if held.index_keys:
             assert torch.equal(stored[layer_section(layer, "index_keys")], held.index_keys[: length // ratio])
     # Whatever follows in the same chunks does not change what is there.
     if length % chunk == 0:
-        longer = dense_session(model.geometry, length + 40, length + 40)
+        longer = dense_session(nan_memory(model.geometry), length + 40, length + 40)
         prefill(model, [longer], [torch.cat((ids, torch.tensor(document(40, 31))))], Counters(), chunk=chunk)
         for mine, its in zip(session.segments[0].layers, longer.segments[0].layers, strict=True):
             assert torch.equal(mine.window, its.window[:length])
@@ -243,8 +257,9 @@ def cut_out(model: Model, ids: Tensor, runs: Sequence[KnownRun]) -> tuple[Tensor
         for layer, one in enumerate(held):
             skipped = run.doc_start // (geometry.ratio(layer) or 1)
             sections[layer_section(layer, "window")] = behind(one.window[: run.length], run.doc_start)
-            sections[layer_section(layer, "entries")] = behind(one.entries, skipped)
-            sections[layer_section(layer, "index_keys")] = behind(one.index_keys, skipped)
+            for kind, paged in (("entries", one.entries), ("index_keys", one.index_keys)):
+                if paged:
+                    sections[layer_section(layer, kind)] = behind(paged[:], skipped)
         made.append(Memory(sections))
     return expected, made
 
@@ -293,11 +308,13 @@ def test_a_whole_request_further_on_is_the_same(model, artifacts, name, offset):
     expected, _, rows = reuse(model, ids, sources_of(runs, artifacts), profile)
     _, runs = assemble(pieces, offset)
     sources, blank = sources_of(runs, artifacts), torch.zeros(offset, dtype=torch.bool)
-    session = segmented_session(model.geometry, runs, offset + len(ids), 0)
-    session.segments[0] = Segment(offset, 0, 9, closed=True)  # nothing is in front of the request
-    allocate(session.segments[0], model.geometry, 9, fill=float("nan"))
+    memory = nan_memory(model.geometry)
     if profile.reuses_rows:
-        restore(session, sources, model.geometry)
+        session = restored_session(memory, sources, offset + len(ids), 0)
+    else:
+        session = segmented_session(memory, runs, offset + len(ids), 0)
+    session.segments[0] = Segment(offset, 0, 9, closed=True)  # nothing is in front of the request
+    memory.allocate(session.segments[0], 9)
     moved = Rows(offset + len(ids), torch.cat((blank, rows.protected)), torch.cat((blank, rows.active)))
     stages = _Stages(model, session, sources, moved, torch.cat((blank.long(), ids)), profile)
     with torch.inference_mode():
@@ -330,15 +347,11 @@ def test_unset_memory_never_leaks(model, name):
     for shape, pieces in shapes().items():
         ids, runs = assemble(pieces)
         runs = [run for run in runs if run.length >= BLOCK]
-        logits, session, _ = reuse(model, ids, sources_of(runs, made), profile, chunk=64)
+        logits, session, _ = reuse(model, ids, sources_of(runs, made), profile, chunk=64, room=5)
         assert logits.isfinite().all(), shape
         # And neither does what is decoded from it.
-        if session.segments[-1].closed:
-            with poisoned():
-                session.segments.append(Segment(len(ids), 0, 0, closed=False))
-                allocate(session.segments[-1], model.geometry, 5, fill=float("nan"))
-            for token in document(5, 3):
-                assert decode(model, [session], torch.tensor([token]), Counters()).isfinite().all(), shape
+        for token in document(5, 3):
+            assert decode(model, [session], torch.tensor([token]), Counters()).isfinite().all(), shape
 
 
 def test_parts_of_documents_never_leak_either(model, artifacts):
@@ -357,10 +370,8 @@ def test_tokens_behind_a_document_that_ends_the_prompt(model):
     documents = [document(37, 51), document(66, 52)]
     ids, runs = assemble([new(3), known(documents, 0), known(documents, 1)])
     expected = naive_forward(model, torch.cat((ids, torch.tensor(more))), (3, 37, 66, len(more)))
-    first, session = grouped(model, ids, runs)
+    first, session = grouped(model, ids, runs, room=len(more))
     assert widest(first, naive_forward(model, ids, (3, 37, 66, 0))[-1]) <= EXACT
-    session.segments.append(Segment(len(ids), 0, 0, closed=False))
-    allocate(session.segments[-1], model.geometry, len(more))
     for number, token in enumerate(more):
         found = decode(model, [session], torch.tensor([token]), Counters())[0]
         assert widest(found, expected[len(ids) + number]) <= EXACT

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from redknot.build.capture import evaluate
-from redknot.latents.segment import Segment, allocate
-from redknot.latents.session import Session
+from redknot.latents.segment import Segment
+from redknot.latents.space import LatentSpace
+from redknot.latents.workspace import Workspace
 from redknot.model.geometry import LayerKind
 from redknot.ops.hyper import enter
 from redknot.ops.norm import rms_norm
@@ -33,23 +34,28 @@ def csa_layers(model: Model) -> list[int]:
     return [layer for layer, kind in enumerate(model.geometry.kinds) if kind is LayerKind.CSA]
 
 
-def streams_into(model: Model, segments: Sequence[Segment], first: int, ids: Tensor, layer: int) -> Tensor:
+def streams_into(
+    model: Model, space: LatentSpace, segments: Sequence[Segment], first: int, ids: Tensor, layer: int
+) -> Tensor:
     """Residual streams of the request's rows from ``first`` on where they enter a layer: [t, hc, hidden]."""
     own = Segment(first, 0, len(ids) - first, closed=False)
-    allocate(own, model.geometry, own.length)
-    rows = RowSet(model.geometry, (Session([*segments, own]),), (torch.arange(first, len(ids)),))
     capture, nobody = Capture(stream_layer=layer), torch.empty(0, dtype=torch.int64)
-    forward(model, [Stage(range(layer + 1), rows, ids[first:], go_on=nobody)], Counters(), capture)
+    with Workspace(space) as memory:
+        memory.allocate(own, own.length)
+        rows = RowSet(model.geometry, (memory.session([*segments, own]),), (torch.arange(first, len(ids)),))
+        forward(model, [Stage(range(layer + 1), rows, ids[first:], go_on=nobody)], Counters(), capture)
     return capture.streams[0]
 
 
 @torch.inference_mode()
-def naive_scores(model: Model, segments: Sequence[Segment], first: int, ids: Tensor, layer: int) -> Tensor:
+def naive_scores(
+    model: Model, space: LatentSpace, segments: Sequence[Segment], first: int, ids: Tensor, layer: int
+) -> Tensor:
     """Votes of one CSA layer for each group of the known segments, whose entries all these rows see: [groups]."""
     g, layer_weights = model.geometry, model.weights.layers[layer]
     w, frequencies = layer_weights.attn, model.frequencies[g.rope(layer)]
     assert w.indexer is not None
-    x, _ = enter(layer_weights.attn_hc, streams_into(model, segments, first, ids, layer), g)
+    x, _ = enter(layer_weights.attn_hc, streams_into(model, space, segments, first, ids, layer), g)
     *_, q_a, head_weights = linear(rms_norm(x, layer_weights.attn_norm, g.norm_eps), w.w_in).split(w.in_sizes, -1)
     queries = linear(rms_norm(q_a, w.q_norm, g.norm_eps), w.indexer.wq_b).unflatten(-1, (g.index_heads, -1))
     queries = rotate(queries, rotation_at(torch.arange(first, len(ids)), frequencies))
@@ -78,7 +84,9 @@ def check(model: Model, documents: Sequence[list[int]], pieces: Sequence[Piece])
     found = rank_by_indexer(model, session, runs, ids, counters)
     segments = [segment for segment in session.segments if segment.first in {run.start for run in runs}]
     first = max(len(ids) - g.window, runs[-1].stop)
-    layers = {layer: naive_scores(model, segments, first, ids, layer) for layer in csa_layers(model)}
+    layers = {
+        layer: naive_scores(model, session.memory_space(), segments, first, ids, layer) for layer in csa_layers(model)
+    }
     expected = torch.stack(list(layers.values())).sum(0)
     scale = float(expected.max())
     assert scale > 0

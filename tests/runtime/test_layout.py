@@ -61,7 +61,7 @@ def test_groups_are_refreshed_from_rows_that_ran(
             assert int(plan.positions[row]) == segment.start + entry * ratio
     assert found == naive_plan(session, tail, fresh, ratio, overlap)
     ((index, kept),) = plan.tails
-    assert kept.tolist() == [*tail, *fresh][-2 * ratio :]
+    assert kept.tolist() == [*tail, *fresh][-ratio * (2 if overlap else 1) :]
     assert [known[slot] for slot in index.tolist()] == kept.tolist()
     assert len(plan.positions) == len(found)
 

@@ -20,7 +20,8 @@ from redknot.runtime.counters import Counters
 from redknot.runtime.ledger import Bounds, Saving, bounds, ledgers, recompute_flops, row_bound, structural_ceiling
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import dense_session, prefill
-from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restore, segmented_session
+from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restored_session, segmented_session
+from tests.kit.memory import nan_memory
 from tests.kit.oracle import Oracle, tokens
 from tests.model.test_geometry import FLASH, PRO
 
@@ -114,14 +115,16 @@ TOTAL = 1 + sum(DOCUMENTS) + QUERY
 
 def reuse(model: Model, chosen: Profile, everything: bool, seen: Seen) -> tuple[Counters, Rows]:
     """One request of two documents; ``seen`` holds the prefill without the probe."""
-    geometry, documents = model.geometry, [tokens(length) for length in DOCUMENTS]
+    documents = [tokens(length) for length in DOCUMENTS]
     ids = torch.cat((tokens(1), *documents, tokens(QUERY)))
     runs = [KnownRun("0", 1, 0, 200, 200), KnownRun("1", 201, 0, 150, 150)]
     made = evaluate(model, documents, chosen.needs(), Counters())
     sources = [Source(run, Sections(made[int(run.artifact_id)])) for run in runs]
-    session, counters = segmented_session(geometry, runs, TOTAL, 1), Counters()
+    memory, counters = nan_memory(model.geometry), Counters()
     if chosen.reuses_rows:
-        restore(session, sources, geometry)
+        session = restored_session(memory, sources, TOTAL, 1)
+    else:
+        session = segmented_session(memory, runs, TOTAL, 1)
     rows = choose_rows(model, session, runs, ids, chosen, counters)
     assert counters.row_layers == 0
     if everything:
@@ -171,7 +174,7 @@ def test_savings_are_what_did_not_run(small: Oracle, name: str, everything: bool
 def test_a_dense_run_saves_nothing(small: Oracle, name: str) -> None:
     """Whatever the profile: the pruned last layer is not a saving."""
     counters = Counters()
-    prefill(small.model, [dense_session(small.geometry, 90, 90)], [tokens(90)], counters)
+    prefill(small.model, [dense_session(nan_memory(small.geometry), 90, 90)], [tokens(90)], counters)
     found = ledgers(small.geometry, SHIPPED[name], 90, counters, {})
     assert [found.head_rows.saved, found.token_rows.saved, found.arithmetic.saved] == [0, 0, 0]
     assert found.head_rows.share == found.token_rows.share == found.arithmetic.share == 0.0
@@ -180,8 +183,10 @@ def test_a_dense_run_saves_nothing(small: Oracle, name: str) -> None:
 def test_segments_share_one_merge(small: Oracle) -> None:
     """The same rows in two segments: windows and entries of all segments still meet once a row."""
     geometry, whole, cut = small.geometry, Counters(), Counters()
-    prefill(small.model, [dense_session(geometry, 64, 64)], [tokens(64)], whole)
-    prefill(small.model, [segmented_session(geometry, [KnownRun("0", 0, 0, 32, 32)], 64, 0)], [tokens(64)], cut)
+    prefill(small.model, [dense_session(nan_memory(geometry), 64, 64)], [tokens(64)], whole)
+    prefill(
+        small.model, [segmented_session(nan_memory(geometry), [KnownRun("0", 0, 0, 32, 32)], 64, 0)], [tokens(64)], cut
+    )
     assert cut.flops == whole.flops
 
 

@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from redknot.errors import DocumentReason, RequestReason
+from redknot.latents.books import Book
+from redknot.latents.workspace import Held
 from redknot.runtime.counters import Counters
 from redknot.runtime.ledger import Ledgers, Saving
 from redknot.runtime.metrics import ARMS, Metrics
@@ -126,7 +128,7 @@ def test_watched_counts_are_summed_when_scraped() -> None:
     first, second = {"loads": 1}, {"loads": 10, "io_errors": 0}
     assert not any(name.startswith("redknot_store") for name in samples(metrics))
     for counts in (first, second):
-        metrics.watch("store", counts)
+        metrics.watch("store", counts.copy if counts is second else lambda: first)
     first["loads"] += 1
     found = samples(metrics)
     assert {name: value for name, value in found.items() if name.startswith("redknot_store")} == {
@@ -134,6 +136,21 @@ def test_watched_counts_are_summed_when_scraped() -> None:
         "redknot_store_io_errors_total": 0,
     }
     assert "# TYPE redknot_store_loads_total counter" in metrics.exposition()
+
+
+def test_books_are_summed_when_scraped() -> None:
+    metrics, live = Metrics(), [10]
+    for _ in range(2):
+        metrics.watch_books(lambda: {"device": Book(100, live[0], 1), "arena": Book(7, 0, 0)})
+    live[0] += 5
+    assert {name: value for name, value in samples(metrics).items() if "latents" in name} == {
+        "redknot_latents_bytes{state=free,tier=device}": 2 * 84,
+        "redknot_latents_bytes{state=live,tier=device}": 2 * 15,
+        "redknot_latents_bytes{state=quarantined,tier=device}": 2,
+        "redknot_latents_bytes{state=free,tier=arena}": 14,
+        "redknot_latents_bytes{state=live,tier=arena}": 0,
+        "redknot_latents_bytes{state=quarantined,tier=arena}": 0,
+    }
 
 
 def test_known_labels_start_at_zero() -> None:
@@ -167,9 +184,20 @@ def test_the_runtimes_report_is_observed() -> None:
         prompt_tokens=10,
         reused_tokens=0,
         bounds=None,
+        latents=Held(1, 2, 3, 4, block_bytes=10, arena_bytes=5),
         ttft_forward_s=0.1,
         ttft_request_s=0.2,
     )
+    assert report.to_dict()["latents"] == {
+        "found": 1,
+        "filled": 2,
+        "copied": 3,
+        "fresh": 4,
+        "block_bytes": 10,
+        "arena_bytes": 5,
+        "shared_bytes": 30,
+        "own_bytes": 75,
+    }
     metrics = Metrics()
     metrics.observe(report)
     assert samples(metrics)["redknot_requests_total{arm=reuse}"] == 1

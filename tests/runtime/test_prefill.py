@@ -16,6 +16,7 @@ from redknot.runtime.counters import Counters
 from redknot.runtime.forward import HeadSplit, Stage, forward
 from redknot.runtime.layout import RowSet
 from redknot.runtime.prefill import decode, dense_session, prefill
+from tests.kit.memory import nan_memory
 from tests.kit.naive import naive_forward
 from tests.kit.oracle import Oracle, settled_as
 from tests.kit.rows import all_layers, every_row, poisoned_session, segmented_session, widest
@@ -47,7 +48,8 @@ def all_latents(session: Session, oracle: Oracle, rows: int) -> list[Tensor]:
     for layer, latents in enumerate(session.segments[0].layers):
         ratio = oracle.geometry.ratio(layer)
         entries = rows // ratio if ratio else 0
-        found += [latents.window[:rows], latents.entries[:entries], latents.index_keys[:entries]]
+        found.append(latents.window[:rows])
+        found += [paged[:entries] for paged in (latents.entries, latents.index_keys) if paged]
     return found
 
 
@@ -110,13 +112,13 @@ def test_a_closed_segment_has_a_partial_entry(small: Oracle) -> None:
     every_row(small.model, ids, session=session)
     first = session.segments[0]
     assert first.entries(32) == 2
-    entry = first.layers[layer].entries[1]
+    entry = first.layers[layer].entries[1:2]
     assert entry.isfinite().all()
     # The same rows in a dense session give no second entry: its group is open.
     dense = poisoned_session(small.model, 40)
     every_row(small.model, ids, session=dense)
-    assert dense.segments[0].layers[layer].entries[1].isnan().all()
-    assert widest(first.layers[layer].entries[0], dense.segments[0].layers[layer].entries[0]) <= SAME
+    assert dense.segments[0].layers[layer].entries[1:2].isnan().all()
+    assert widest(first.layers[layer].entries[:1], dense.segments[0].layers[layer].entries[:1]) <= SAME
 
 
 def test_running_rows_again_changes_nothing(oracle: Oracle) -> None:
@@ -281,7 +283,7 @@ def test_counters_of_a_prefill(small: Oracle) -> None:
     found = []
     for chunk in (64, 1024):
         counters = Counters()
-        prefill(small.model, [dense_session(geometry, LENGTH, LENGTH)], [ids], counters, chunk=chunk)
+        prefill(small.model, [dense_session(nan_memory(geometry), LENGTH, LENGTH)], [ids], counters, chunk=chunk)
         found.append(counters)
     chunked, whole = found
     layers = geometry.num_layers

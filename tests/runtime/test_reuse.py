@@ -11,6 +11,7 @@ from redknot.plan.rows import KnownRun, Rows
 from redknot.runtime.counters import Counters
 from redknot.runtime.model import Model
 from redknot.runtime.reuse import choose_rows, prefill_reusing, segmented, segmented_session
+from tests.kit.memory import nan_memory
 from tests.kit.requests import WINDOW, Memory, document, known, new, restored
 from tests.kit.rows import widest
 from tests.runtime.conftest import Served
@@ -39,7 +40,7 @@ def test_a_request_is_cut_at_its_runs():
 
 def test_segments_keep_the_frame_of_their_document(model):
     runs = [KnownRun("a", 5, 0, 40, 40), KnownRun("b", 45, 32, 64, 100)]
-    segments = segmented_session(model.geometry, runs, 120, 10).segments
+    segments = segmented_session(nan_memory(model.geometry), runs, 120, 10).segments
     assert [(s.offset, s.start, s.end, s.closed) for s in segments] == [
         (0, 0, 5, True),
         (5, 0, 40, True),
@@ -47,7 +48,11 @@ def test_segments_keep_the_frame_of_their_document(model):
         (109, 0, 11, False),
     ]
     assert [s.layers[0].window.shape[0] for s in segments] == [5, 40, 64, 21]
-    assert segmented_session(model.geometry, runs[:1], 45, 10).segments[-1].closed
+    # What is generated behind a known run lies in a segment of its own, where there is any.
+    for room, closed in ((0, [True, True]), (10, [True, True, False])):
+        ends_known = segmented_session(nan_memory(model.geometry), runs[:1], 45, room)
+        assert [s.closed for s in ends_known.segments] == closed
+        assert ends_known.length == 45
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 130), (0, 96), (32, 128), (64, 130), (96, 128)])

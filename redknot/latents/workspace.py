@@ -1,0 +1,188 @@
+"""What one request, or one batch of documents, holds of a latent store: an arena and references to blocks.
+
+Everything is given back as one, whatever happened in between. Blocks of new text stay open and private until then: to
+share them by their content would take somebody with equal bytes, and nobody can know these bytes without having
+computed them. Blocks of known documents are found by what the artifact says they hold.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from redknot.config import LATENT_ARENA_BYTES
+from redknot.latents.content import caller_name
+from redknot.latents.formats import RegionName
+from redknot.latents.handles import ArenaFullError, Handle, PoolFullError
+from redknot.latents.layout import ModelLayout
+from redknot.latents.paged import Blocks, PagedRows, Use
+from redknot.latents.segment import LayerLatents, Segment
+from redknot.latents.session import Session, TailRows
+from redknot.latents.space import LatentSpace
+from redknot.latents.views import fields
+
+
+@dataclass(frozen=True)
+class Held:
+    """Blocks of a request by what they are to it (``paged.Use``), and the bytes of its arena that it uses."""
+
+    found: int
+    filled: int
+    copied: int
+    fresh: int
+    block_bytes: int  # of one
+    arena_bytes: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of blocks that other requests may hold at the same time."""
+        return (self.found + self.filled) * self.block_bytes
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes that are this request's alone."""
+        return (self.copied + self.fresh) * self.block_bytes + self.arena_bytes
+
+
+class Workspace:
+    """See the module. A context manager; one thread at a time uses it."""
+
+    def __init__(self, space: LatentSpace, namespace: str = "") -> None:
+        """Take an arena; PoolFullError when all are in use."""
+        self.space = space
+        self.namespace = namespace
+        self._store = space.store
+        self._arena = space.store.arena()
+        self._blocks: list[Blocks] = []
+
+    # Giving memory.
+
+    def session(self, segments: Sequence[Segment] = ()) -> Session:
+        """A session with room for its open tails; ``segments`` may be another session's, to be read only.
+
+        ArenaFullError when the arena has no room.
+        """
+        data = self._arena_bytes(self.space.tail_bytes)
+        return Session(list(segments), self.space, _tail_rows(data, self.space.layout))
+
+    def allocate(self, segment: Segment, capacity: int) -> None:
+        """Give a segment memory of its own for ``capacity`` tokens.
+
+        PoolFullError or ArenaFullError when there is not so much; no block was taken for it then.
+        """
+        windows = self._windows(capacity)
+        handles = self._fresh(self._blocks_of(capacity))
+        self._attach(segment, windows, handles, [Use.FRESH] * len(handles))
+
+    def find(self, segment: Segment, keys: Sequence[bytes]) -> list[int]:
+        """Give a closed segment memory, its blocks being known by ``keys``; returns the numbers of those not found.
+
+        These are the segment's own and open: fill them, and ``Blocks.publish`` them. Errors as of ``allocate``.
+        """
+        windows = self._windows(segment.length)
+        names = [caller_name(self.namespace, key) for key in keys]
+        found = self._store.fetch(names)
+        missing = [number for number, handle in enumerate(found) if handle is None]
+        with ExitStack() as undo:
+            for handle in found:
+                if handle is not None:
+                    undo.callback(self._store.free, handle)
+            fresh = iter(self._fresh(len(missing)))
+            undo.pop_all()
+        handles = [next(fresh) if handle is None else handle for handle in found]
+        uses = [Use.FRESH if handle is None else Use.FOUND for handle in found]
+        self._attach(segment, windows, handles, uses)
+        return missing
+
+    # Giving back.
+
+    def held(self) -> Held:
+        """What is held now."""
+        uses = Counter(use for blocks in self._blocks for use in blocks.uses)
+        return Held(
+            uses[Use.FOUND],
+            uses[Use.FILLED],
+            uses[Use.COPIED],
+            uses[Use.FRESH],
+            self._store.config.block_bytes,
+            self._arena.used,
+        )
+
+    def close(self) -> None:
+        """Give everything back; StaleHandleError when that was done before."""
+        with self._arena:
+            for blocks in self._blocks:
+                blocks.free()
+
+    def _attach(self, segment: Segment, windows: Tensor, handles: list[Handle], uses: list[Use]) -> None:
+        segment.blocks = Blocks(self._store, handles, uses)
+        self._blocks.append(segment.blocks)
+        segment.layers = [
+            LayerLatents(
+                windows[layer],
+                self._paged(segment.blocks, layer, RegionName.LATENTS),
+                self._paged(segment.blocks, layer, RegionName.INDEX_KEYS),
+            )
+            for layer in range(self.space.geometry.num_layers)
+        ]
+
+    def _paged(self, blocks: Blocks, layer: int, name: RegionName) -> PagedRows | None:
+        pool = self.space.pools[layer].get(name)
+        if pool is None:
+            return None
+        return PagedRows(pool, blocks, self.space.layout.layers[layer].rows_per_block)
+
+    def _fresh(self, count: int) -> list[Handle]:
+        with ExitStack() as undo:
+            taken = []
+            for _ in range(count):
+                try:
+                    taken.append(self._store.allocate(self.namespace))
+                except PoolFullError:
+                    raise self.space.pool_full(count, self._store.room() + len(taken)) from None
+                undo.callback(self._store.free, taken[-1])
+                self.space.block(self._store.fill(taken[-1]))
+            undo.pop_all()
+        return taken
+
+    def _windows(self, capacity: int) -> Tensor:
+        return self.space.windows(self._arena_bytes(capacity * self.space.window_bytes))
+
+    def _arena_bytes(self, nbytes: int) -> Tensor:
+        if not nbytes:
+            return torch.empty(0, dtype=torch.uint8)
+        try:
+            return self._arena.view(self._arena.allocate(nbytes))
+        except ArenaFullError as error:
+            raise ArenaFullError(f"the request is too long: {error}; raise {LATENT_ARENA_BYTES}") from None
+
+    def _blocks_of(self, tokens: int) -> int:
+        return -(-tokens // self.space.layout.block_tokens)
+
+    def __enter__(self) -> Workspace:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _tail_rows(data: Tensor, layout: ModelLayout) -> dict[int, TailRows]:
+    """Bytes of an arena as room for the longest tail of every layer that compresses."""
+    found, start = {}, 0
+    for number, layer in enumerate(layout.layers):
+        if not layer.ratio:
+            continue
+        rows = fields(data, layer.tail, start)
+        kv, gate = (rows[RegionName.RAW, part] for part in ("kv", "gate"))
+        index_kv, index_gate = (rows.get((RegionName.RAW_INDEX, part), kv[:, :0]) for part in ("kv", "gate"))
+        found[number] = (kv, gate, index_kv, index_gate)
+        start += layer.tail.nbytes
+    return found
