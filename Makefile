@@ -14,13 +14,14 @@ INSTALL = $(PIP) --disable-pip-version-check -qq install $(if $(CONSTRAINTS),-c 
 DEMO_STAMP := $(VENV)/.installed-demo
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: help venv demo test lint format typecheck bench clean distclean
+.PHONY: help venv demo test soak lint format typecheck bench clean distclean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo       install what the demo needs and run it"
 	@echo "make test       install everything, then lint, type check and run the tests (PYTEST_ARGS=...)"
 	@echo "make venv       set up $(VENV) with the dev and eval extras"
+	@echo "make soak       many random operations on the latent store, and many processes killed on its disk tier"
 	@echo "make lint       ruff: rules and formatting        make format     let ruff repair both"
 	@echo "make typecheck  mypy, strict on redknot/          make bench      run benchmarks/ (BENCH_ARGS=...)"
 	@echo "make clean      remove caches and build outputs   make distclean  and $(VENV)"
@@ -32,6 +33,11 @@ demo: $(DEMO_STAMP)
 
 test: lint typecheck
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+soak: $(DEV_STAMP)
+	@$(BIN)/python -m tests.latents.soak --operations 200000 --seed 0
+	@$(BIN)/python -m tests.latents.soak --operations 200000 --seed 1
+	@$(BIN)/python -m pytest -m slow tests/latents $(PYTEST_ARGS)
 
 lint: $(DEV_STAMP)
 	@$(BIN)/ruff check .

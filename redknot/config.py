@@ -17,7 +17,7 @@ LATENT_BYTES = "REDKNOT_LATENT_BYTES"
 LATENT_ARENA_BYTES = "REDKNOT_LATENT_ARENA_BYTES"
 LATENT_HOST_BYTES = "REDKNOT_LATENT_HOST_BYTES"
 LATENT_DISK_BYTES = "REDKNOT_LATENT_DISK_BYTES"
-_LATENT_FOLDER = "latents"  # in the cache folder
+LATENT_FOLDER = "latents"  # in the cache folder
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
         arena_bytes=_bytes(found, LATENT_ARENA_BYTES),
         host_bytes=_bytes(found, LATENT_HOST_BYTES) or 0,
         disk_bytes=_bytes(found, LATENT_DISK_BYTES) or 0,
-        disk_folder=cache_dir / _LATENT_FOLDER,
+        disk_folder=cache_dir / LATENT_FOLDER,
     )
     return Settings(cache_dir, logging.getLevelNamesMapping()[level.upper()], latents)
 

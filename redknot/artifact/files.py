@@ -19,9 +19,8 @@ import xxhash
 
 from redknot.artifact.header import DTYPE_NAMES, DTYPES, HEADER_CAP, TensorEntry, build_header, parse_header
 from redknot.artifact.reasons import MalformedFileError, describe_os_error
+from redknot.durable import read_all, sync_folder, write_all
 from redknot.errors import StoreError
-
-_IOV_BATCH = 512  # buffers a writev call; below every platform's IOV_MAX
 
 
 @dataclass(frozen=True)
@@ -69,29 +68,9 @@ def write_new(path: Path, buffers: list[bytes | memoryview]) -> None:
     """Create a file that must not exist, write the buffers and fsync it; OSError from the disk, naming the file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        pending = [memoryview(buffer) for buffer in buffers if len(buffer)]
-        while pending:
-            batch = pending[:_IOV_BATCH]
-            written = os.writev(descriptor, batch)
-            rest: list[memoryview] = []
-            for buffer in batch:
-                taken = min(written, len(buffer))
-                written -= taken
-                if taken < len(buffer):
-                    rest.append(buffer[taken:])
-            pending = rest + pending[_IOV_BATCH:]
-        os.fsync(descriptor)
+        write_all(descriptor, buffers)
     except OSError as error:
         raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
-    finally:
-        os.close(descriptor)
-
-
-def fsync_dir(path: Path) -> None:
-    """Make the names in a directory durable; OSError from the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -105,7 +84,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
-    fsync_dir(path.parent)
+    sync_folder(path.parent)
 
 
 class SafetensorsFile:
@@ -163,17 +142,12 @@ class SafetensorsFile:
 
     def _read(self, entry: TensorEntry) -> torch.Tensor:
         raw = torch.empty(entry.nbytes, dtype=torch.uint8)
-        target = raw.numpy().data
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if _signature(os.fstat(descriptor)) != self.signature:
                 raise MalformedFileError(f"{self.path}: the file changed after it was opened")
-            done = 0
-            while done < entry.nbytes:
-                count = os.preadv(descriptor, [target[done:]], self._start + entry.begin + done)
-                if count == 0:
-                    raise MalformedFileError(f"{self.path}: the file ends inside a tensor")
-                done += count
+            if not read_all(descriptor, raw.numpy().data, self._start + entry.begin):
+                raise MalformedFileError(f"{self.path}: the file ends inside a tensor")
         finally:
             os.close(descriptor)
         return raw

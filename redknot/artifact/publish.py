@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from redknot.artifact.catalogue import Catalogue, generation_of, put_artifact, put_names
 from redknot.artifact.certificate import Certificate, CertificateDraft, SectionRecord, TensorSpec
 from redknot.artifact.counters import Counters
-from redknot.artifact.files import WrittenTensor, fsync_dir, store_error, write_new, write_safetensors
+from redknot.artifact.files import WrittenTensor, store_error, write_new, write_safetensors
 from redknot.artifact.header import DTYPES, build_header
 from redknot.artifact.identity import TokenIds, artifact_id_of, token_array, token_hash
 from redknot.artifact.rows import ArtifactRow, ArtifactState
@@ -32,6 +32,7 @@ from redknot.artifact.schema import (
     parse_section,
 )
 from redknot.artifact.temporary import delete_tree, directory_bytes, make_temporary
+from redknot.durable import sync_folder
 from redknot.errors import StoreError
 
 _CERTIFICATE_BYTES = 390  # of a certificate without model, needs and sections: the keys, two hashes, the numbers
@@ -141,7 +142,7 @@ def _stage(root: Path, directory: Path, item: Publication) -> _Staged:
     except ValidationError as error:
         raise StoreError(f"cannot certify the artifact: {error.errors(include_url=False)[0]['msg']}") from error
     write_new(directory / CERTIFICATE_FILE, [certificate.to_json()])
-    fsync_dir(directory)
+    sync_folder(directory)
     return _Staged(directory, certificate, tokens.tobytes(), tuple(item.names))
 
 
@@ -205,7 +206,7 @@ def _install(
             certificate = certificate.model_copy(update={"generation": generation})
             (one.directory / CERTIFICATE_FILE).unlink()
             write_new(one.directory / CERTIFICATE_FILE, [certificate.to_json()])
-            fsync_dir(one.directory)
+            sync_folder(one.directory)
         target = generation_dir(root, identifier, generation)
         target.parent.mkdir(parents=True, exist_ok=True)
         os.rename(one.directory, target)
@@ -214,7 +215,7 @@ def _install(
     parents = {target.parent for target in moved}
     parents |= {parent.parent for parent in parents} | {parent.parent.parent for parent in parents}
     for parent in sorted(parents):
-        fsync_dir(parent)
+        sync_folder(parent)
     for one, certificate, target in zip(staged, certificates, moved, strict=True):
         row = _row(certificate, directory_bytes(target))
         put_artifact(connection, row, certificate.model, one.token_ids)

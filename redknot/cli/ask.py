@@ -39,15 +39,16 @@ def run(args: argparse.Namespace) -> int:
     """Answer and print; 0 unless the input is bad."""
     settings()
     segments = [*(read_text(Path(name)) for name in args.doc), args.question]
-    engine = Engine(model_path(args.model), args.store, args.profile, namespace=args.namespace)
     modes = dict(ARMS, reuse="required") if args.require_reuse else ARMS
     arms = list(ARMS) if args.arm == "both" else [args.arm]
-    # One unmeasured pass per arm: the first touches cold files and makes what later requests find made.
-    for arm in arms:
-        engine.generate(segments=segments, reuse=modes[arm], max_new_tokens=1)
-    results = {
-        arm: engine.generate(segments=segments, reuse=modes[arm], max_new_tokens=args.max_new_tokens) for arm in arms
-    }
+    with Engine(model_path(args.model), args.store, args.profile, namespace=args.namespace) as engine:
+        # One unmeasured pass per arm: the first touches cold files and makes what later requests find made.
+        for arm in arms:
+            engine.generate(segments=segments, reuse=modes[arm], max_new_tokens=1)
+        results = {
+            arm: engine.generate(segments=segments, reuse=modes[arm], max_new_tokens=args.max_new_tokens)
+            for arm in arms
+        }
     ratio = _ratio(results)
     if args.json:
         body: dict[str, Any] = {arm: {"answer": r.text, **r.report.to_dict()} for arm, r in results.items()}

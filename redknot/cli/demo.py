@@ -73,8 +73,9 @@ def run(args: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     model = model_path(args.model)
     _build(args, model)
-    engines = {arm: Engine(model, args.store, arm) for arm in ARMS}
-    rows = _ask(engines, texts, args)
+    with contextlib.ExitStack() as stack:
+        engines = {arm: stack.enter_context(Engine(model, args.store, arm)) for arm in ARMS}
+        rows = _ask(engines, texts, args)
     with (out / "rows.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(_record(row)) + "\n" for row in rows)
     summary = summarise(rows)

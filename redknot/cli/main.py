@@ -26,6 +26,7 @@ VERBS = {
     "verify": "check every section of a store against its checksum",
     "rm": "remove artifacts from a store",
     "gc": "delete old generations, quarantined sections and unfinished builds",
+    "store-check": "check the disk tier of latents: every file, and the bytes of its books",
     "layout": "show what a model's latents weigh, by layer, block, page and document",
     "doctor": "check the machine, the model and the store, and say what does not fit",
     "demo": "build a small corpus and compare both arms on questions about it",
@@ -47,7 +48,7 @@ class Verb(Protocol):
 
 def available_verbs() -> dict[str, str]:
     """The verbs of the table whose module is installed, with their one-line help; imports none of them."""
-    return {verb: line for verb, line in VERBS.items() if importlib.util.find_spec(f"redknot.cli.{verb}") is not None}
+    return {verb: line for verb, line in VERBS.items() if importlib.util.find_spec(_module(verb)) is not None}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,9 +72,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run_verb(first, rest)
 
 
+def _module(verb: str) -> str:
+    return f"redknot.cli.{verb.replace('-', '_')}"
+
+
 def _run_verb(verb: str, arguments: list[str]) -> int:
     try:
-        module = cast(Verb, importlib.import_module(f"redknot.cli.{verb}"))
+        module = cast(Verb, importlib.import_module(_module(verb)))
         parser = argparse.ArgumentParser(prog=f"redknot {verb}", description=VERBS[verb], allow_abbrev=False)
         module.add_arguments(parser)
         code = module.run(parser.parse_args(arguments))

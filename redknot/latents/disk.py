@@ -25,12 +25,12 @@ from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
+from redknot.durable import sync_folder
 from redknot.latents.books import DISK_COUNTERS, Book, Counters, differences
 from redknot.latents.content import Name, address
 from redknot.latents.diskfile import (
     PREFIX_BYTES,
     DamagedFileError,
-    fsync_folder,
     private_folder,
     read_block,
     remove_left_over,
@@ -38,7 +38,7 @@ from redknot.latents.diskfile import (
 )
 
 _log = logging.getLogger(__name__)
-_BLOCK_FILE = re.compile(r"([0-9a-f]{64})\.block")
+BLOCK_FILE = re.compile(r"([0-9a-f]{64})\.block")
 _QUARANTINE_SHARE = 8  # damaged files fill at most an eighth of the budget; further ones are deleted
 
 
@@ -126,7 +126,7 @@ class DiskTier:
             return [
                 *differences("disk blocks", sorted(known - found), []),
                 *differences("disk blocks", [], sorted(found - known)),
-                *differences("disk bytes quarantined", quarantined, _folder_bytes(self._quarantine)),
+                *differences("disk bytes quarantined", quarantined, folder_bytes(self._quarantine)),
                 *differences("unfinished files", 0, len(os.listdir(self._aside))),
             ]
 
@@ -168,7 +168,7 @@ class DiskTier:
             self._unscanned += 1
             self.counters["disk_writes"] += 1
         try:
-            fsync_folder(self._blocks)
+            sync_folder(self._blocks)
         except OSError as error:  # the block is there; only a power cut could still take its name
             self._failed("sync", self._blocks, error)
         return Written.STORED
@@ -228,7 +228,7 @@ class DiskTier:
                 else:
                     found.append((time_ns, where))
             left_over = sum(remove_left_over(self._aside / name) for name in os.listdir(self._aside))
-            quarantined = _folder_bytes(self._quarantine)
+            quarantined = folder_bytes(self._quarantine)
         except OSError as error:
             self._failed("scan", self._blocks, error)
             return
@@ -242,7 +242,7 @@ class DiskTier:
         """Address and time of what lies under the name of a block; no time where it is no file of a block's size."""
         with os.scandir(self._blocks) as entries:
             for entry in entries:
-                match = _BLOCK_FILE.fullmatch(entry.name)
+                match = BLOCK_FILE.fullmatch(entry.name)
                 if match is None:
                     self._count("disk_foreign")
                     continue
@@ -272,7 +272,8 @@ class DiskTier:
             self.counters[name] += 1
 
 
-def _folder_bytes(folder: Path) -> int:
+def folder_bytes(folder: Path) -> int:
+    """Bytes of the files in a folder; what vanishes meanwhile counts as nothing."""
     total = 0
     for name in os.listdir(folder):
         with suppress(FileNotFoundError):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import xxhash
 
+from redknot.durable import read_all, write_all
 from redknot.errors import StoreError
 from redknot.latents.content import ADDRESS_BYTES
 
@@ -35,14 +36,7 @@ def write_block(path: Path, aside: Path, where: bytes, payload: memoryview, cost
     head = _FIELDS.pack(_MAGIC, where, len(payload), cost)
     temporary, descriptor = _create(aside)
     try:
-        pending = [memoryview(head), memoryview(_checksum(head, payload)), payload]
-        while pending:
-            written = os.writev(descriptor, pending)
-            while pending and written >= len(pending[0]):
-                written -= len(pending.pop(0))
-            if pending:
-                pending[0] = pending[0][written:]
-        os.fsync(descriptor)
+        write_all(descriptor, [head, _checksum(head, payload), payload])
         os.rename(temporary, path)
     except BaseException:
         with suppress(OSError):
@@ -110,15 +104,6 @@ def private_folder(path: Path) -> Path:
     return path
 
 
-def fsync_folder(path: Path) -> None:
-    """Make the names in a folder durable; OSError from the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _create(aside: Path) -> tuple[Path, int]:
     """A new file that is locked before anybody can take it for left over."""
     for _ in range(_ASIDE_TRIES):
@@ -140,12 +125,8 @@ def _create(aside: Path) -> tuple[Path, int]:
 
 
 def _fill(descriptor: int, into: memoryview, at: int, path: Path) -> None:
-    done = 0
-    while done < len(into):
-        count = os.preadv(descriptor, [into[done:]], at + done)
-        if count == 0:
-            raise DamagedFileError(f"{path} ends early")
-        done += count
+    if not read_all(descriptor, into, at):
+        raise DamagedFileError(f"{path} ends early")
 
 
 def _checksum(head: bytes, payload: memoryview) -> bytes:

@@ -163,11 +163,6 @@ class LayerLayout:
         """Whether an entry also pools the group before its own."""
         return self.kind is LayerKind.CSA
 
-    @property
-    def rows_per_block(self) -> int:
-        """Entries in a block, 0 on sliding layers."""
-        return self.entries.tokens // self.ratio if self.ratio else 0
-
     def tail_rows(self, tokens: int) -> int:
         """Compressor rows that decoding needs behind ``tokens`` tokens: the open group's, and the overlapping one's."""
         if not self.ratio:

@@ -6,9 +6,10 @@ changes: with the first write to a block that others may see, and when a block w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -51,16 +52,14 @@ class Blocks:
             raise StaleHandleError("the blocks of this segment were freed; its request has ended")
         self.store.check(self.handles)
 
-    def own(self, numbers: Tensor) -> None:
-        """Make blocks ``numbers`` [n] int64 this request's own before it writes to them; PoolFullError without room."""
-        if not self._shut:
-            return
-        for number in sorted(self._shut.intersection(numbers.tolist())):
+    def own(self, numbers: Iterable[int]) -> None:
+        """Make blocks this request's own before it writes to them; PoolFullError without room for a copy."""
+        for number in sorted(self._shut.intersection(numbers)) if self._shut else ():
             self._reopen(number)
 
-    def shared(self, numbers: Tensor) -> int:
-        """How many of the distinct blocks ``numbers`` [n] int64 a write would have to copy."""
-        return len(self._shut.intersection(numbers.tolist()))
+    def shared(self, numbers: Iterable[int]) -> int:
+        """How many of the blocks ``numbers`` a write would have to copy."""
+        return len(self._shut.intersection(numbers))
 
     def publish(self, number: int, key: bytes) -> None:
         """Seal a block of our own under a key, for others to find; an equal block that has it is shared."""
@@ -89,72 +88,87 @@ class Blocks:
 
 
 @dataclass(frozen=True, eq=False)
+class RowPool:
+    """One kind of rows of one layer in the whole device pool; see ``views.row_view``."""
+
+    rows: Tensor  # [N, width]
+    row_bytes: int  # from one row to the next
+    per_block: int
+
+
+@dataclass(frozen=True, eq=False)
 class PagedRows:
     """One kind of rows of one layer of a segment; row i of it belongs to block i // per_block."""
 
-    pool: Tensor  # [N, width] all rows of this kind in the device pool, see views.row_view
+    pool: RowPool
     blocks: Blocks
-    per_block: int
 
     @property
     def width(self) -> int:
         """Numbers in a row."""
-        return self.pool.shape[1]
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes from one row to the next."""
-        return self.pool.stride(0) * self.pool.itemsize
+        return self.pool.rows.shape[1]
 
     def __len__(self) -> int:
         """Rows that there is room for."""
-        return len(self.blocks.handles) * self.per_block
+        return len(self.blocks.handles) * self.pool.per_block
 
     def __getitem__(self, rows: slice | Tensor) -> Tensor:
         """Rows [n, width], copied; ``rows`` is a slice or numbers [n] int64."""
-        numbers = self._numbers(rows)
-        return self.pool.index_select(0, self._at(numbers))
+        return place([self], [self._numbers(rows)]).read([self])
 
     def __setitem__(self, rows: slice | Tensor, values: Tensor) -> None:
         """Write ``values`` [n, width]; a block that others may see is copied first (PoolFullError without room)."""
-        numbers = self._numbers(rows)
-        self.blocks.own(numbers // self.per_block)
-        self.pool.index_copy_(0, self._at(numbers), values)
+        place([self], [self._numbers(rows)]).write([self], values)
 
     def _numbers(self, rows: slice | Tensor) -> Tensor:
         return torch.arange(*rows.indices(len(self))) if isinstance(rows, slice) else rows
 
-    def _at(self, numbers: Tensor) -> Tensor:
-        firsts = self.blocks.offsets // self.row_bytes
-        return firsts[numbers // self.per_block] + numbers % self.per_block
-
 
 @dataclass(frozen=True, eq=False)
-class FirstRows:
-    """The first ``counts[i]`` rows of each of several paged fields, one behind the other: N rows.
+class Places:
+    """Where rows of several paged fields lie among their blocks, side by side: N rows.
 
-    Made once, and used for every layer whose fields have as many rows a block.
+    Worked out once and used for every layer and kind with as many rows a block. Where the blocks lie is looked up anew.
     """
 
-    block: Tensor  # [N] int64, counted over the blocks of all the fields
+    blocks: tuple[Tensor, ...]  # per field, [n] int64: the block of each row
+    block: Tensor  # [N] int64, the same counted over all fields
     row: Tensor  # [N] int64, inside the block
 
-    def of(self, fields: Sequence[PagedRows]) -> Tensor:
-        """Read the rows, in one copy: [N, width]."""
-        first = fields[0]
-        offsets = torch.cat([field.blocks.offsets for field in fields]) if len(fields) > 1 else first.blocks.offsets
-        return first.pool.index_select(0, (offsets // first.row_bytes)[self.block] + self.row)
+    @cached_property
+    def touched(self) -> tuple[list[int], ...]:
+        """The distinct blocks of each field."""
+        return tuple(numbers.unique().tolist() for numbers in self.blocks)
+
+    def read(self, fields: Sequence[PagedRows]) -> Tensor:
+        """The rows in one copy, [N, width]."""
+        return fields[0].pool.rows.index_select(0, self._at(fields))
+
+    def write(self, fields: Sequence[PagedRows], values: Tensor) -> None:
+        """Write ``values`` [N, width]; blocks that others may see are copied first (PoolFullError without room)."""
+        for field, numbers in zip(fields, self.touched, strict=True):
+            field.blocks.own(numbers)
+        fields[0].pool.rows.index_copy_(0, self._at(fields), values)
+
+    def _at(self, fields: Sequence[PagedRows]) -> Tensor:
+        if len(fields) == 1:
+            offsets = fields[0].blocks.offsets
+        else:
+            offsets = torch.cat([field.blocks.offsets for field in fields])
+        return (offsets // fields[0].pool.row_bytes)[self.block].add_(self.row)
 
 
-def first_rows(fields: Sequence[PagedRows], counts: Sequence[int]) -> FirstRows:
-    """See ``FirstRows``; ForeignHandleError for fields of two stores, which cannot be read side by side."""
-    per_block, base = fields[0].per_block, 0
-    if any(field.pool is not fields[0].pool for field in fields):
-        raise ForeignHandleError("segments of two latent stores cannot be read side by side")
-    blocks, rows = [], []
-    for field, count in zip(fields, counts, strict=True):
-        numbers = torch.arange(count)
-        blocks.append(numbers // per_block + base)
-        rows.append(numbers % per_block)
+def place(fields: Sequence[PagedRows], rows: Sequence[Tensor]) -> Places:
+    """Rows ``rows[i]`` [n] int64 of each field, one field behind the other.
+
+    ForeignHandleError for fields of two stores, which cannot be read or written side by side.
+    """
+    pool, base = fields[0].pool, 0
+    if any(field.pool is not pool for field in fields):
+        raise ForeignHandleError("segments of two latent stores cannot be used side by side")
+    blocks = tuple(numbers // pool.per_block for numbers in rows)
+    counted = []
+    for field, numbers in zip(fields, blocks, strict=True):
+        counted.append(numbers + base)
         base += len(field.blocks.handles)
-    return FirstRows(torch.cat(blocks), torch.cat(rows))
+    return Places(blocks, torch.cat(counted), torch.cat(list(rows)) % pool.per_block)

@@ -16,6 +16,7 @@ from redknot.config import LATENT_BYTES, LatentSettings
 from redknot.latents.formats import FP32, RegionName
 from redknot.latents.handles import PoolFullError
 from redknot.latents.layout import model_layout
+from redknot.latents.paged import RowPool
 from redknot.latents.sizing import store_config, tail_bytes, window_bytes
 from redknot.latents.store import LatentStore
 from redknot.latents.views import row_view
@@ -38,10 +39,12 @@ class LatentSpace:
         self.window_bytes = window_bytes(self.layout)
         self.tail_bytes = tail_bytes(self.layout)
         self.store = LatentStore(store_config(self.layout, settings or LatentSettings()))
-        self.pools = [self._pools(layer) for layer in range(geometry.num_layers)]  # by layer and kind, [N, width]
+        self.pools = [self._pools(layer) for layer in range(geometry.num_layers)]  # by layer and kind of row
 
     def close(self) -> None:
-        """End the store; workspaces must be closed before."""
+        """Write what is cached to the disk tier, if there is one, and end; workspaces must be closed before."""
+        if self.store.config.disk_bytes:
+            self.store.flush()
         self.store.close()
 
     def require(self, blocks: int) -> None:
@@ -70,10 +73,12 @@ class LatentSpace:
     def _poisoned(self, values: Tensor) -> Tensor:
         return values if self.fill is None else values.fill_(self.fill)
 
-    def _pools(self, layer: int) -> dict[RegionName, Tensor]:
-        start = self.layout.offsets[layer]
-        regions = self.layout.layers[layer].entries.regions
-        return {region.name: row_view(self.store.pool, region, start) for region in regions}
+    def _pools(self, layer: int) -> dict[RegionName, RowPool]:
+        start, pool = self.layout.offsets[layer], self.store.pool
+        return {
+            region.name: RowPool(row_view(pool, region, start), region.row.nbytes, region.rows)
+            for region in self.layout.layers[layer].entries.regions
+        }
 
     def __enter__(self) -> LatentSpace:
         return self

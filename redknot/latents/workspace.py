@@ -134,9 +134,7 @@ class Workspace:
 
     def _paged(self, blocks: Blocks, layer: int, name: RegionName) -> PagedRows | None:
         pool = self.space.pools[layer].get(name)
-        if pool is None:
-            return None
-        return PagedRows(pool, blocks, self.space.layout.layers[layer].rows_per_block)
+        return None if pool is None else PagedRows(pool, blocks)
 
     def _fresh(self, count: int) -> list[Handle]:
         with ExitStack() as undo:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from redknot.latents.paged import FirstRows, PagedRows, first_rows
+from redknot.latents.paged import PagedRows, Places, place
 from redknot.latents.segment import Segment
 from redknot.latents.session import CompressorTail
 from redknot.model.geometry import Geometry, LayerKind
@@ -106,9 +106,9 @@ def write_latents(scope: Scope, p: Projections, rows: RowSet) -> None:
     fresh = (p.comp_kv, p.comp_gate, p.index_kv, p.index_gate)
     kept = [tail.raw for tail in tails if tail is not None]
     raw = tuple(torch.cat((*(old[i] for old in kept), new)) for i, new in enumerate(fresh))
-    _write_entries(scope, weights.compressor, plan, raw[:2], "entries")
+    _write_entries(scope, weights.compressor, rows, plan, raw[:2], "entries")
     if weights.indexer is not None:
-        _write_entries(scope, weights.indexer.compressor, plan, raw[2:], "index_keys")
+        _write_entries(scope, weights.indexer.compressor, rows, plan, raw[2:], "index_keys")
     scope.counters.entries_refreshed += len(plan.positions)
     for session, (index, positions) in zip(rows.sessions, plan.tails, strict=True):
         session.keep_tail(layer, positions, raw, index)
@@ -127,9 +127,9 @@ def _rows_plan(scope: Scope, rows: RowSet, tails: list[CompressorTail | None]) -
 
 
 def _write_entries(
-    scope: Scope, weights: CompressorWeights, plan: GroupPlan, raw: tuple[Tensor, ...], kind: str
+    scope: Scope, weights: CompressorWeights, rows: RowSet, plan: GroupPlan, raw: tuple[Tensor, ...], kind: str
 ) -> None:
-    """Pool the planned groups of raw (kv, gate) rows and store them, segment by segment."""
+    """Pool the planned groups of raw (kv, gate) rows and store them."""
     if not len(plan.positions):
         return
     d = weights.norm.shape[0]
@@ -142,8 +142,8 @@ def _write_entries(
         gates = torch.cat((before_gates + weights.ape[:, :d], gates[..., d:]), dim=1)
     rotation = rotation_at(plan.positions, scope.frequencies)
     entries = pool(weights, values, gates, rotation, scope.geometry.norm_eps)
-    for segment, groups, targets in plan.targets:
-        _paged(segment, scope.layer, kind)[targets] = entries[groups]
+    fields = [_paged(segment, scope.layer, kind) for segment, _ in plan.targets]
+    _places(rows.cache, plan, fields, [numbers for _, numbers in plan.targets]).write(fields, entries)
 
 
 def _slots(index: Tensor, kv: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,13 +210,9 @@ def _read_windows(scope: Scope, block: Block, table: Table) -> Tensor:
 
 def _read_entries(scope: Scope, block: Block, seen: Entries, kind: str) -> Tensor:
     """As windows, of the "entries" or "index_keys" that the block's rows may see: [N, width], always a copy."""
-    paged = [_paged(segment, scope.layer, kind) for segment, _ in seen.parts]
-    key = ("first rows", id(seen))
-    if key not in block.cache:  # where they lie in their segments' blocks is the same in all layers of a ratio
-        block.cache[key] = first_rows(paged, [count for _, count in seen.parts])
-    rows = block.cache[key]
-    assert isinstance(rows, FirstRows)
-    return _turned(scope, block, seen.table, rows.of(paged))
+    fields = [_paged(segment, scope.layer, kind) for segment, _ in seen.parts]
+    places = _places(block.cache, seen, fields, [torch.arange(count) for _, count in seen.parts])
+    return _turned(scope, block, seen.table, places.read(fields))
 
 
 def _turned(scope: Scope, block: Block, table: Table, keys: Tensor) -> Tensor:
@@ -224,6 +220,16 @@ def _turned(scope: Scope, block: Block, table: Table, keys: Tensor) -> Tensor:
     if table.shifts is not None:
         rotate_(keys, scope.rotation(block.cache, id(table), table.shifts))
     return keys
+
+
+def _places(cache: dict[object, object], owner: object, fields: list[PagedRows], rows: list[Tensor]) -> Places:
+    """Where rows of paged fields lie, worked out once per ``owner`` for all layers of a ratio."""
+    key = ("places", id(owner))
+    if key not in cache:
+        cache[key] = place(fields, rows)
+    places = cache[key]
+    assert isinstance(places, Places)
+    return places
 
 
 def _paged(segment: Segment, layer: int, kind: str) -> PagedRows:

@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -20,12 +21,11 @@ from redknot.config import load_settings
 from redknot.errors import InputError, RequestReason, ReuseUnavailableError, StoreError
 from redknot.latents.session import Session
 from redknot.latents.space import LatentSpace
-from redknot.latents.workspace import Workspace
 from redknot.model.checkpoint import load_model
 from redknot.model.profile import Profile, Treatment, load_profile
 from redknot.model.tokenizer import load_tokenizer
-from redknot.plan.planner import Plan, Span
-from redknot.plan.rows import KnownRun, Rows
+from redknot.plan.planner import Span
+from redknot.plan.rows import KnownRun
 from redknot.runtime.counters import Counters
 from redknot.runtime.decision import check_profile, fingerprint, plan_request
 from redknot.runtime.identity import model_identity
@@ -34,6 +34,7 @@ from redknot.runtime.library import Library, Refused
 from redknot.runtime.metrics import Metrics
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import dense_session, greedy, prefill
+from redknot.runtime.progress import Request
 from redknot.runtime.report import Report, document_reports
 from redknot.runtime.request import REUSE_MODES, Text, read_length, read_request
 from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restored_session, segmented_session
@@ -51,29 +52,6 @@ class Result:
     report: Report
 
 
-@dataclass
-class _Request:
-    """One request on its way: ids [n], the client's document spans, and what has been decided so far."""
-
-    token_ids: Tensor
-    spans: list[Span] | None  # None: documents are to be found in the ids
-    started: float
-    memory: ExitStack  # closes the workspace
-    workspace: Workspace | None = None  # of the attempt that runs, or that answered
-    counters: Counters = field(default_factory=Counters)
-    plan: Plan | None = None
-    rows: Rows | None = None
-    vote: int = 0  # stands for what would be read
-    reason: RequestReason | None = None
-    detail: str = ""
-    wall: dict[str, float] = field(default_factory=dict)
-
-    def refuse(self, reason: RequestReason, detail: str) -> None:
-        """Run dense, for this reason; the first one counts."""
-        if self.reason is None:
-            self.reason, self.detail = reason, detail
-
-
 class Engine:
     """A DeepSeek-V4 checkpoint, a store of artifacts, and one reuse profile, in this process.
 
@@ -84,10 +62,12 @@ class Engine:
         namespace: whose documents may be reused.
         group: the tensor-parallel ranks; every rank makes the same calls.
 
-    Several threads may use it: requests run one after the other, each on all cores.
+    Several threads may use it: requests run one after the other, each on all cores. What it keeps of latents, and how
+    much, ``config.LatentSettings`` says; as a context manager, or with ``close``, it leaves them in the disk tier.
 
-    Raises UnsupportedModelError, CheckpointError or ConfigError; a store that cannot be opened is not an error
-    but the reason of every request (STORE_UNAVAILABLE).
+    Raises UnsupportedModelError, CheckpointError, ConfigError, or StoreError where the memory or folder for latents
+    cannot be had; an artifact store that cannot be opened is not an error but the reason of every request
+    (STORE_UNAVAILABLE).
     """
 
     def __init__(
@@ -149,7 +129,8 @@ class Engine:
         tokenised one by one, so document boundaries are exact; BOS is put in front). ``spans`` names the documents
         inside ``token_ids`` as [start, end) and nothing else is searched; a ``Span`` may say which artifact it is, and
         is new text when this namespace has no such artifact. ``reuse`` "required" raises ReuseUnavailableError instead
-        of running dense. Raises InputError for a malformed request.
+        of running dense. Raises InputError for a malformed request, and StoreError, before anything runs, for one that
+        needs more room for latents than there is.
         """
         started = time.perf_counter()
         if reuse not in REUSE_MODES:
@@ -157,10 +138,19 @@ class Engine:
         room = read_length(max_new_tokens)
         ids, found = read_request(self.tokenizer, self.model.geometry, prompt, token_ids, segments, spans, room)
         with self._one_at_a_time, ExitStack() as memory:
-            request = _Request(torch.tensor(ids, dtype=torch.int64), found, started, memory)
+            request = Request(torch.tensor(ids, dtype=torch.int64), found, started, memory)
             return self._answer(request, reuse, room, stop_at_eos)
 
-    def _answer(self, request: _Request, reuse: str, room: int, stop_at_eos: bool) -> Result:
+    def check_books(self) -> list[str]:
+        """Recount the latent store: every difference from its books, one line each; none when they balance."""
+        return self.latents.store.recount()
+
+    def close(self) -> None:
+        """Write cached latents to the disk tier, if there is one, and end; StoreError if the disk does not answer."""
+        with self._one_at_a_time:
+            self.latents.close()
+
+    def _answer(self, request: Request, reuse: str, room: int, stop_at_eos: bool) -> Result:
         """Prefill, report, decode."""
         logits, session = self._first_logits(request, reuse, room)
         first = int(logits.argmax())
@@ -173,7 +163,7 @@ class Engine:
         tokens = greedy(self.model, session, first, room, self.model.geometry.eos_token_ids if stop_at_eos else ())
         return Result(self.tokenizer.decode(tokens), tuple(tokens), report)
 
-    def _first_logits(self, request: _Request, reuse: str, room: int) -> tuple[Tensor, Session]:
+    def _first_logits(self, request: Request, reuse: str, room: int) -> tuple[Tensor, Session]:
         """Prefill, reusing if everything holds on every rank."""
         if reuse == "off":
             request.refuse(RequestReason.REUSE_OFF, "reuse was turned off for this request")
@@ -181,19 +171,19 @@ class Engine:
             sources = self._agreed_sources(request)
             if request.reason is None and (found := self._reusing(request, sources, room)) is not None:
                 return found
-        _log_reason(request, "refused" if reuse == "required" else "dense")
+        request.log_reason("refused" if reuse == "required" else "dense")
         if reuse == "required":
             assert request.reason is not None  # whatever leads here has named one
             self.metrics.refused(request.reason)
             raise ReuseUnavailableError(f"reuse is required but not possible: {request.reason} ({request.detail})")
         started = time.perf_counter()
         ids = request.token_ids
-        session = dense_session(self._workspace(request), len(ids), len(ids) + room)
+        session = dense_session(request.workspace_of(self.latents, self._namespace), len(ids), len(ids) + room)
         logits = prefill(self.model, [session], [ids], request.counters)[0]
         request.wall["ttft_forward_s"] = time.perf_counter() - started
         return logits, session
 
-    def _agreed_sources(self, request: _Request) -> list[Source]:
+    def _agreed_sources(self, request: Request) -> list[Source]:
         """What to reuse, the same on every rank; else the request has its reason.
 
         Every rank votes before anything that only a reusing request does, on what exactly it would read: ranks
@@ -210,7 +200,7 @@ class Engine:
             request.refuse(RequestReason.RANK_DISAGREEMENT, "the ranks could not certify the same reuse")
         return sources
 
-    def _sources(self, request: _Request) -> list[Source]:
+    def _sources(self, request: Request) -> list[Source]:
         """Match, plan and certify; raises Refused with the reason to run dense."""
         if self._library is None:
             raise Refused(RequestReason.STORE_UNAVAILABLE, self._no_library)
@@ -237,12 +227,12 @@ class Engine:
         self.metrics.certificate(None)
         return artifact
 
-    def _reusing(self, request: _Request, sources: list[Source], room: int) -> tuple[Tensor, Session] | None:
+    def _reusing(self, request: Request, sources: list[Source], room: int) -> tuple[Tensor, Session] | None:
         """First logits by reuse; None when the profile's shares leave no row to skip, or none was skipped."""
         started = time.perf_counter()
         geometry, ids = self.model.geometry, request.token_ids
         runs = [source.run for source in sources]
-        memory = self._workspace(request)
+        memory = request.workspace_of(self.latents, self._namespace)
         if self.profile.reuses_rows:
             session = restored_session(memory, sources, len(ids), room)
         else:
@@ -263,13 +253,7 @@ class Engine:
             return None
         return logits, session
 
-    def _workspace(self, request: _Request) -> Workspace:
-        """Memory for one attempt at a request; what an earlier one held is given back first."""
-        request.memory.close()
-        request.workspace = request.memory.enter_context(Workspace(self.latents, self._namespace))
-        return request.workspace
-
-    def _report(self, request: _Request) -> Report:
+    def _report(self, request: Request) -> Report:
         assert request.workspace is not None
         rows = request.rows if request.reason is None else None  # those of a reusing prefill
         documents = document_reports(request.plan, rows)
@@ -293,13 +277,15 @@ class Engine:
             ttft_request_s=request.wall["ttft_request_s"],
         )
 
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
 
 def _distinct(runs: Sequence[KnownRun]) -> list[KnownRun]:
     """One run of each artifact."""
     return list({run.artifact_id: run for run in runs}.values())
-
-
-def _log_reason(request: _Request, outcome: str) -> None:
-    expected = request.reason in (RequestReason.REUSE_OFF, RequestReason.NOTHING_TO_REUSE)
-    level = logging.INFO if expected else logging.WARNING
-    _log.log(level, "%s: %s (%s)", outcome, request.reason, request.detail)

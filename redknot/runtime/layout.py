@@ -53,7 +53,7 @@ class GroupPlan:
     own: Tensor  # [g, ratio]
     before: Tensor  # [g, ratio], the group before, for CSA's overlap
     positions: Tensor  # [g] frame position of each group's first row
-    targets: tuple[tuple[Segment, slice, Tensor], ...]  # segment, groups, entry rows
+    targets: tuple[tuple[Segment, Tensor], ...]  # segments in order of the groups, entry rows [g of the segment]
     tails: tuple[tuple[Tensor, Tensor], ...]  # per session: the last rows, for groups still open; their positions
 
 
@@ -115,7 +115,7 @@ def group_plan(rows: RowSet, ratio: int, overlap: bool, tails: list[Tensor]) -> 
     overlap is what the segment before left open or whole, if its last row ran in this request, else none.
     """
     own, before, positions, targets, kept_rows = [], [], [], [], []
-    base, row, done = 0, sum(len(tail) for tail in tails), 0
+    base, row = 0, sum(len(tail) for tail in tails)
     for session, tail, fresh in zip(rows.sessions, tails, rows.positions, strict=True):
         index = _position_index(session, tail, fresh, base, row)
         for number, segment in enumerate(session.segments):
@@ -135,8 +135,7 @@ def group_plan(rows: RowSet, ratio: int, overlap: bool, tails: list[Tensor]) -> 
             before.append(previous[whole])
             kept = groups[whole]
             positions.append(segment.start + kept * ratio)
-            targets.append((segment, slice(done, done + len(kept)), kept))
-            done += len(kept)
+            targets.append((segment, kept))
         last = torch.cat((tail, fresh))[-ratio * (2 if overlap else 1) :]
         kept_rows.append((index[last], last))
         base += len(tail)

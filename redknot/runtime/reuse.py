@@ -129,8 +129,9 @@ def _restore(memory: Workspace, segment: Segment, source: Source) -> None:
 
 def _fill(held: PagedRows, missing: Sequence[int], section: Tensor, first: int) -> None:
     """Copy blocks of a document's entries [n, width]; the segment's block 0 is block ``first`` of the document."""
-    rows = (torch.tensor(missing).unsqueeze(-1) * held.per_block + torch.arange(held.per_block)).flatten()
-    stored = rows + first * held.per_block
+    per_block = held.pool.per_block
+    rows = (torch.tensor(missing).unsqueeze(-1) * per_block + torch.arange(per_block)).flatten()
+    stored = rows + first * per_block
     there = stored < len(section)  # a document's last block may not be full
     held[rows[there]] = section[stored[there]]
 
@@ -182,7 +183,7 @@ def _require_copies(session: Session, running: Tensor) -> None:
     for segment in session.segments:
         if segment.blocks is not None:
             rows = running[segment.first : segment.stop].nonzero().flatten()
-            copies += segment.blocks.shared((rows // space.layout.block_tokens).unique())
+            copies += segment.blocks.shared((rows // space.layout.block_tokens).tolist())
     space.require(copies)
 
 

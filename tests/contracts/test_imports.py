@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RANKS = {
     "errors": 0,
     "config": 0,
+    "durable": 0,
     "model": 1,
     "comm": 0,
     "ops": 2,

@@ -36,6 +36,15 @@ class PlainSession(Session):
         self.tails[layer] = CompressorTail(positions, kept)
 
 
+@dataclass
+class PlainPlaces:
+    rows: list[Tensor]
+
+    def write(self, fields: list[Tensor], values: Tensor) -> None:
+        for field, rows, part in zip(fields, self.rows, values.split([len(rows) for rows in self.rows]), strict=True):
+            field[rows] = part
+
+
 def give(segment: Segment, geometry: Geometry, capacity: int) -> None:
     """Memory for ``capacity`` tokens, all NaN."""
     for layer in range(geometry.num_layers):
@@ -84,5 +93,6 @@ def plain_reads() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "_read_entries", read)
+        patch.setattr(attention, "_places", lambda cache, owner, fields, rows: PlainPlaces(rows))
         patch.setattr(attention, "_paged", lambda segment, layer, kind: getattr(segment.layers[layer], kind))
         yield

@@ -81,7 +81,7 @@ def play(folder: Path, seed: int) -> None:
     assert all(os.WIFSIGNALED(status) for status in statuses)
 
 
-@pytest.mark.parametrize("rounds", [20, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [20, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_writers_and_readers_killed_at_random(tmp_path: Path, rounds: int) -> None:
     found = 0
     into = memoryview(bytearray(NBYTES))

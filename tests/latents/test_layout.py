@@ -44,10 +44,11 @@ from redknot.latents.layout import (
     pack,
     total,
 )
-from redknot.latents.segment import Segment, allocate
+from redknot.latents.segment import Segment
 from redknot.model.geometry import Geometry, LayerKind, geometry_from_config
 from redknot.model.published import published_config
 from redknot.nano.parameters import GEOMETRY as NANO
+from tests.kit.memory import nan_memory
 
 FLASH = geometry_from_config(published_config("flash"))
 PRO = geometry_from_config(published_config("pro"))
@@ -328,11 +329,15 @@ def test_fp32_is_what_artifacts_hold(geometry: Geometry, tokens: int) -> None:
 @pytest.mark.parametrize("capacity", [32, 96])
 def test_fp32_is_what_segments_hold(capacity: int) -> None:
     segment, layout = Segment(0, 0, 0, closed=False), model_layout(NANO, FP32)
-    allocate(segment, NANO, capacity)
+    memory = nan_memory(NANO)
+    memory.allocate(segment, capacity)
+    assert segment.blocks is not None
     for latents, found in zip(segment.layers, layout.layers, strict=True):
-        entries = latents.entries.nbytes + latents.index_keys.nbytes
+        entries = sum(len(paged) * paged.pool.row_bytes for paged in (latents.entries, latents.index_keys) if paged)
         assert found.entries.per_token == size(Fraction(entries, capacity), Fraction(entries, capacity))
         assert found.window.per_token.stored == Fraction(latents.window.nbytes, capacity)
+    # A block of the store is the blocks of all layers and nothing else.
+    assert len(segment.blocks.handles) * layout.block.stored == sum(h.length for h in segment.blocks.handles)
 
 
 def test_a_total_of_nothing() -> None:

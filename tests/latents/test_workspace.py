@@ -9,14 +9,14 @@ import torch
 
 from redknot.config import LatentSettings
 from redknot.errors import StoreError
-from redknot.latents.handles import ArenaFullError, PoolFullError, StaleHandleError
-from redknot.latents.paged import PagedRows, first_rows
+from redknot.latents.handles import ArenaFullError, ForeignHandleError, PoolFullError, StaleHandleError
+from redknot.latents.paged import PagedRows, place
 from redknot.latents.segment import Segment
 from redknot.latents.sizing import sized_for, slot_bytes
 from redknot.latents.space import LatentSpace
 from redknot.latents.workspace import Workspace
 from redknot.model.geometry import Geometry, LayerKind
-from tests.kit.memory import nan_space
+from tests.kit.memory import nan_memory, nan_space
 from tests.kit.tiny import SHAPES, geometry_of
 
 KEYS = [b"0", b"1", b"2"]
@@ -101,7 +101,7 @@ def test_no_two_rows_share_memory(shape: str) -> None:
             assert bool((held[:] == value).all())
 
 
-def test_first_rows_of_several_segments() -> None:
+def test_rows_of_several_segments() -> None:
     with Workspace(nan_space(geometry())) as memory:
         fields, expected = [], []
         for count, length in ((3, 32), (8, 32), (17, 96), (1, 1)):
@@ -111,9 +111,14 @@ def test_first_rows_of_several_segments() -> None:
             rows = torch.randn(count, 8)
             fields[-1][:count] = rows
             expected.append(rows)
-        found = first_rows(fields, [len(rows) for rows in expected])
-        assert torch.equal(found.of(fields), torch.cat(expected))
-        assert torch.equal(first_rows(fields[:1], [3]).of(fields[:1]), expected[0])
+        found = place(fields, [torch.arange(len(rows)) for rows in expected])
+        assert torch.equal(found.read(fields), torch.cat(expected))
+        found.write(fields, 2 * torch.cat(expected))
+        assert all(torch.equal(field[: len(rows)], 2 * rows) for field, rows in zip(fields, expected, strict=True))
+    segment = Segment(0, 0, 0, closed=True)
+    nan_memory(geometry()).allocate(segment, 1)
+    with pytest.raises(ForeignHandleError, match="two latent stores"):
+        place([fields[0], entries_of(segment)], [torch.arange(1)] * 2)
 
 
 def test_known_blocks_are_found_shared_and_copied_before_a_write() -> None:

@@ -52,9 +52,10 @@ def test_groups_are_refreshed_from_rows_that_ran(
     plan = group_plan(rows, ratio, overlap, [torch.tensor(tail, dtype=torch.int64)])
     known = [*tail, *fresh, -1]
     found = {}
-    for segment, groups, entries in plan.targets:
+    rows_of_groups = iter(range(len(plan.positions)))
+    for segment, entries in plan.targets:
         number = session.segments.index(segment)
-        for row, entry in zip(range(groups.start, groups.stop), entries.tolist(), strict=True):
+        for entry, row in zip(entries.tolist(), rows_of_groups, strict=False):
             own = [known[slot] for slot in plan.own[row].tolist()]
             before = [known[slot] for slot in plan.before[row].tolist()]
             found[number, entry] = (own, before)
