@@ -23,7 +23,8 @@ from redknot.comm.shard import Shard
 from redknot.errors import ConfigError, DocumentReason, RequestReason, ReuseUnavailableError
 from redknot.model.profile import SHIPPED, Profile, Protected, Selector, Treatment
 from redknot.plan.planner import Span
-from redknot.runtime.engine import Engine, Result, _Request
+from redknot.runtime.engine import Engine, Result
+from redknot.runtime.progress import Request
 from tests.artifact.kit import TOKEN_DAMAGE, alter_tokens, flip, offset_of
 from tests.kit.requests import BOS, document, publish
 from tests.runtime.conftest import Served
@@ -432,7 +433,7 @@ def test_requests_without_a_store_leave_nothing_behind(served, tmp_path):
 
     def alive() -> int:
         gc.collect()
-        return sum(type(found) is _Request for found in gc.get_objects())
+        return sum(type(found) is Request for found in gc.get_objects())
 
     engine, before = Engine(served.checkpoint, tmp_path / "nothing"), alive()
     for _ in range(3):
