@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from redknot.errors import StoreError
 from redknot.latents.blocks import BlockTable, StoredBlock
 from redknot.latents.content import Name, caller_name
 from redknot.latents.handles import DEVICE, BlockStateError, Handle
@@ -28,14 +29,21 @@ class References:
         return found
 
     def allocate(self, namespace: str) -> Handle:
-        """An open block, its bytes undefined; PoolFullError when every device block is in use, pinned or leased."""
+        """An open block, its bytes undefined.
+
+        PoolFullError when every device block is in use, pinned or leased; StoreError once the store is closed.
+        """
         table = self._table
         with table.lock:
             handle = table.open(namespace)
             table.counters["allocations"] += 1
             low = self._tiers.must_reclaim()
         if low:
-            self._tiers.reclaim()
+            try:
+                self._tiers.reclaim()
+            except StoreError:
+                self.free(handle)
+                raise
         return handle
 
     def room(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from redknot.errors import StoreError
 from redknot.latents.blocks import BlockTable
 from redknot.latents.content import Name
 from redknot.latents.handles import DEVICE, BlockStateError, Handle, PoolFullError, describe
@@ -31,10 +32,14 @@ class Tiers:
         return low and self._table.victim(DEVICE) is not None
 
     def reclaim(self) -> None:
-        """Ask for demotions until enough of the device pool is free."""
-        self._reclaiming = True
-        if not self._worker.submit(Job(self._reclaim)):
-            self._reclaiming = False
+        """Ask for demotions until enough of the device pool is free; StoreError once the worker has ended."""
+        self._reclaiming, taken = True, False
+        try:
+            taken = self._worker.submit(Job(self._reclaim))
+        finally:
+            if not taken:
+                self._reclaiming = False
+        if not taken:
             with self._table.lock:
                 self._table.counters["demotions_refused"] += 1
 
@@ -49,10 +54,15 @@ class Tiers:
                 number for number, name in enumerate(names) if found[number] is None and (disk or name in table.index)
             ]
         jobs: list[tuple[int, Job[Handle | None]]] = []
-        for number in below:
-            job = Job(partial(self._moves.load, names[number]), self._undo)
-            if self._worker.submit(job, urgent=True, timeout_s=left()):
-                jobs.append((number, job))
+        try:
+            for number in below:
+                job = Job(partial(self._moves.load, names[number]), self._undo)
+                if self._worker.submit(job, urgent=True, timeout_s=left()):
+                    jobs.append((number, job))
+        except StoreError:  # the worker has ended, and nobody gets a reference
+            for handle in (*found, *(job.wait(left()) for _, job in jobs)):
+                self._undo(handle)
+            raise
         for number, job in jobs:
             found[number] = job.wait(left())
         with table.lock:

@@ -47,21 +47,16 @@ class InMemory:
         return self.sections[name]
 
 
-def answer_dense(model: Model, space: LatentSpace, token_ids: Tensor, length: int) -> list[int]:
+def answer_dense(model: Model, token_ids: Tensor, length: int) -> list[int]:
     """Greedy answer of ``length`` tokens by full recomputation."""
-    with Workspace(space) as memory:
+    with LatentSpace(model.geometry) as space, Workspace(space) as memory:
         session = dense_session(memory, len(token_ids), len(token_ids) + length)
         logits = prefill(model, [session], [token_ids], Counters())[0]
         return greedy(model, session, int(logits.argmax()), length)
 
 
 def answer_reusing(
-    model: Model,
-    space: LatentSpace,
-    segments: Sequence[Tensor],
-    artifacts: Sequence[InMemory],
-    profile: Profile,
-    length: int,
+    model: Model, segments: Sequence[Tensor], artifacts: Sequence[InMemory], profile: Profile, length: int
 ) -> list[int]:
     """Greedy answer with the documents read from artifacts; ``segments`` are [BOS], documents..., question."""
     token_ids, runs, at = torch.cat(list(segments)), [], len(segments[0])
@@ -69,7 +64,7 @@ def answer_reusing(
         runs.append(KnownRun(str(number), at, 0, len(document), len(document)))
         at += len(document)
     sources = [Source(run, artifact) for run, artifact in zip(runs, artifacts, strict=True)]
-    with Workspace(space) as memory:
+    with LatentSpace(model.geometry) as space, Workspace(space) as memory:
         if profile.reuses_rows:
             session = restored_session(memory, sources, len(token_ids), length)
         else:
@@ -93,7 +88,7 @@ def run(model: Model, tokenizer: Tokenizer, args: argparse.Namespace) -> list[di
     needs = tuple(sorted({need for profile in profiles.values() for need in profile.needs()} - {"window_tail"}))
     if any("window_tail" in profile.needs() for profile in profiles.values()):
         needs = tuple(sorted({*needs, "window_all"}))  # the whole window serves profiles that read the tail only
-    rows, space = [], LatentSpace(model.geometry)
+    rows = []
     for task in args.tasks:
         rng = np.random.default_rng([args.seed, sum(task.encode())])
         right = dict.fromkeys(args.arms, 0)
@@ -105,11 +100,11 @@ def run(model: Model, tokenizer: Tokenizer, args: argparse.Namespace) -> list[di
             artifacts = [InMemory(s) for s in evaluate(model, segments[1:-1], needs, Counters())] if needs else []
             for arm in args.arms:
                 if arm == NO_DOCUMENTS:
-                    found = answer_dense(model, space, torch.cat([segments[0], segments[-1]]), len(answer))
+                    found = answer_dense(model, torch.cat([segments[0], segments[-1]]), len(answer))
                 elif profiles[arm].reuses:
-                    found = answer_reusing(model, space, segments, artifacts, profiles[arm], len(answer))
+                    found = answer_reusing(model, segments, artifacts, profiles[arm], len(answer))
                 else:
-                    found = answer_dense(model, space, torch.cat(segments), len(answer))
+                    found = answer_dense(model, torch.cat(segments), len(answer))
                 right[arm] += found == answer.tolist()
         for arm in args.arms:
             low, high = wilson(right[arm], args.n)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from redknot.latents.segment import Segment
 from redknot.latents.session import Session
+from redknot.latents.workspace import Workspace
 from redknot.runtime.counters import Counters
 from redknot.runtime.forward import Stage, forward
 from redknot.runtime.layout import RowSet
@@ -18,16 +19,21 @@ from redknot.runtime.model import Model
 from tests.kit.memory import nan_memory
 
 
-def poisoned_session(model: Model, length: int, spare: int = 40) -> Session:
-    """An open session of one segment whose unset memory is NaN."""
-    return segmented_session(model, [length], spare=spare)
+def poisoned_session(model: Model, length: int, spare: int = 40, memory: Workspace | None = None) -> Session:
+    """An open session of one segment whose unset memory is NaN; those of one batch are of one ``memory``."""
+    return segmented_session(model, [length], spare=spare, memory=memory)
 
 
 def segmented_session(
-    model: Model, lengths: Sequence[int], starts: Sequence[int] | None = None, spare: int = 40
+    model: Model,
+    lengths: Sequence[int],
+    starts: Sequence[int] | None = None,
+    spare: int = 40,
+    memory: Workspace | None = None,
 ) -> Session:
     """Consecutive segments, all but the last closed, each in a frame that begins at its own start; memory is NaN."""
-    memory, segments, at = nan_memory(model.geometry), [], 0
+    memory = memory or nan_memory(model.geometry)
+    segments, at = [], 0
     for number, length in enumerate(lengths):
         start = starts[number] if starts is not None else 0
         segment = Segment(at - start, start, start + length, closed=number < len(lengths) - 1)

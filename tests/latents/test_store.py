@@ -679,6 +679,22 @@ def test_a_recount_finds_what_is_wrong(tmp_path: Path) -> None:
 # Threads.
 
 
+def test_a_store_that_was_closed_keeps_no_reference(tmp_path: Path) -> None:
+    """Nobody gets the handles of a call that fails, so that nobody could free them."""
+    store = LatentStore(config(tmp_path))
+    cached(store, range(2))
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.fetch(names(range(9)))
+    assert store._table.refs == {}
+    held = [store.allocate("a") for _ in range(2)]
+    for _ in range(2):  # the last place but those of what is cached: demotions are due
+        with pytest.raises(StoreError, match="closed"):
+            store.allocate("a")
+    assert len(store._table.refs) == len(held)
+    assert store.recount() == []
+
+
 def test_threads(tmp_path: Path) -> None:
     """Four threads over the same contents, with pools so small that everything moves all the time."""
     errors: list[BaseException] = []

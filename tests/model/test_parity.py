@@ -138,7 +138,8 @@ def test_a_batch_equals_each_request_alone(oracle: Oracle) -> None:
         steps = [prefill(model, [session], [row[:length]], Counters())]
         steps += [decode(model, [session], row[at : at + 1], Counters()) for at in range(length, length + 8)]
         alone.append(torch.cat(steps))
-    sessions = [poisoned_session(model, length) for length in lengths]
+    memory = nan_memory(model.geometry)
+    sessions = [poisoned_session(model, length, memory=memory) for length in lengths]
     prompts = [row[:length] for length, row in zip(lengths, ids, strict=True)]
     together = [prefill(model, sessions, prompts, Counters(), chunk=640)]
     for step in range(8):
