@@ -7,7 +7,7 @@ changes: with the first write to a block that others may see, and when a block w
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
@@ -35,6 +35,7 @@ class Blocks:
         self.store = store
         self.handles = list(handles)
         self.uses = list(uses)
+        self.moves = 0  # how often a block got another place
         self._offsets: Tensor | None = None
         self._shut = {number for number, use in enumerate(uses) if use is not Use.FRESH}  # to ask before writing
         self._freed = False
@@ -71,6 +72,7 @@ class Blocks:
         """Take another handle of a block, which an operation of the store returned for it."""
         self.handles[number] = handle
         self._offsets = None
+        self.moves += 1
         self._shut.add(number)
 
     def free(self) -> None:
@@ -78,6 +80,7 @@ class Blocks:
         for handle in self.handles:
             self.store.free(handle)
         self._freed, self._offsets = True, torch.empty(0, dtype=torch.int64)
+        self.moves += 1
 
     def _reopen(self, number: int) -> None:
         handle = self.store.writable(self.handles[number])
@@ -128,12 +131,14 @@ class PagedRows:
 class Places:
     """Where rows of several paged fields lie among their blocks, side by side: N rows.
 
-    Worked out once and used for every layer and kind with as many rows a block. Where the blocks lie is looked up anew.
+    Worked out once and used for every layer and kind with as many rows a block, always of the same segments. Where the
+    blocks lie is looked up anew when one of them moved.
     """
 
     blocks: tuple[Tensor, ...]  # per field, [n] int64: the block of each row
     block: Tensor  # [N] int64, the same counted over all fields
     row: Tensor  # [N] int64, inside the block
+    _kept: dict[int, tuple[list[int], Tensor]] = field(default_factory=dict)  # by row bytes: moves, rows of the pool
 
     @cached_property
     def touched(self) -> tuple[list[int], ...]:
@@ -146,16 +151,18 @@ class Places:
 
     def write(self, fields: Sequence[PagedRows], values: Tensor) -> None:
         """Write ``values`` [N, width]; blocks that others may see are copied first (PoolFullError without room)."""
-        for field, numbers in zip(fields, self.touched, strict=True):
-            field.blocks.own(numbers)
+        for one, numbers in zip(fields, self.touched, strict=True):
+            one.blocks.own(numbers)
         fields[0].pool.rows.index_copy_(0, self._at(fields), values)
 
     def _at(self, fields: Sequence[PagedRows]) -> Tensor:
-        if len(fields) == 1:
-            offsets = fields[0].blocks.offsets
-        else:
-            offsets = torch.cat([field.blocks.offsets for field in fields])
-        return (offsets // fields[0].pool.row_bytes)[self.block].add_(self.row)
+        row_bytes, moves = fields[0].pool.row_bytes, [one.blocks.moves for one in fields]
+        kept = self._kept.get(row_bytes)
+        if kept is None or kept[0] != moves:
+            offsets = torch.cat([one.blocks.offsets for one in fields])
+            kept = (moves, (offsets // row_bytes)[self.block].add_(self.row))
+            self._kept[row_bytes] = kept
+        return kept[1]
 
 
 def place(fields: Sequence[PagedRows], rows: Sequence[Tensor]) -> Places:
@@ -164,11 +171,11 @@ def place(fields: Sequence[PagedRows], rows: Sequence[Tensor]) -> Places:
     ForeignHandleError for fields of two stores, which cannot be read or written side by side.
     """
     pool, base = fields[0].pool, 0
-    if any(field.pool is not pool for field in fields):
+    if any(one.pool is not pool for one in fields):
         raise ForeignHandleError("segments of two latent stores cannot be used side by side")
     blocks = tuple(numbers // pool.per_block for numbers in rows)
     counted = []
-    for field, numbers in zip(fields, blocks, strict=True):
+    for one, numbers in zip(fields, blocks, strict=True):
         counted.append(numbers + base)
-        base += len(field.blocks.handles)
+        base += len(one.blocks.handles)
     return Places(blocks, torch.cat(counted), torch.cat(list(rows)) % pool.per_block)
