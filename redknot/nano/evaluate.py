@@ -24,7 +24,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from redknot.build.capture import evaluate
-from redknot.latents.segment import Segment, allocate
 from redknot.latents.session import Session
 from redknot.model.checkpoint import load_model
 from redknot.model.profile import Profile, load_profile
@@ -32,7 +31,7 @@ from redknot.nano.text import make_sample, sample_ids
 from redknot.plan.rows import KnownRun
 from redknot.runtime.counters import Counters
 from redknot.runtime.model import Model
-from redknot.runtime.prefill import decode, dense_session, prefill
+from redknot.runtime.prefill import continue_greedily, dense_session, prefill
 from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restore, segmented_session
 
 NO_DOCUMENTS = "no-documents"
@@ -97,14 +96,7 @@ def _runs(segments: Sequence[Tensor]) -> list[KnownRun]:
 
 
 def _continue(model: Model, session: Session, logits: Tensor, length: int) -> Answer:
-    if session.segments[-1].closed:
-        tail = Segment(session.length, 0, 0, closed=False)
-        allocate(tail, model.geometry, length)
-        session.segments.append(tail)
-    tokens = [int(logits.argmax())]
-    while len(tokens) < length:
-        tokens.append(int(decode(model, [session], torch.tensor(tokens[-1:]), Counters())[0].argmax()))
-    return Answer(tokens, logits)
+    return Answer(continue_greedily(model, session, int(logits.argmax()), length, stops=()), logits)
 
 
 def divergence(reference: Tensor, other: Tensor) -> float:

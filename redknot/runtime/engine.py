@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,13 +17,12 @@ from redknot.artifact.store import ArtifactStore
 from redknot.comm.group import Group, OneProcess
 from redknot.config import load_settings
 from redknot.errors import InputError, RequestReason, ReuseUnavailableError, StoreError
-from redknot.latents.segment import Segment, allocate
 from redknot.latents.session import Session
 from redknot.model.checkpoint import load_model
 from redknot.model.profile import Profile, Treatment, load_profile
 from redknot.model.tokenizer import load_tokenizer
-from redknot.plan.planner import Plan, Span
-from redknot.plan.rows import KnownRun, Rows
+from redknot.plan.planner import Span
+from redknot.plan.rows import KnownRun
 from redknot.runtime.counters import Counters
 from redknot.runtime.decision import check_profile, fingerprint, plan_request
 from redknot.runtime.identity import model_identity
@@ -31,10 +30,11 @@ from redknot.runtime.ledger import bounds, ledgers, recompute_row_layers
 from redknot.runtime.library import Library, Refused
 from redknot.runtime.metrics import Metrics
 from redknot.runtime.model import Model
-from redknot.runtime.prefill import decode, dense_session, prefill
+from redknot.runtime.prefill import continue_greedily, dense_session, prefill
 from redknot.runtime.report import Report, document_reports
 from redknot.runtime.request import REUSE_MODES, Text, read_length, read_request
 from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restore, segmented_session
+from redknot.runtime.underway import Underway
 
 _log = logging.getLogger(__name__)
 DTYPE = torch.float32  # the CPU runs and stores float32
@@ -47,27 +47,6 @@ class Result:
     text: str
     token_ids: tuple[int, ...]
     report: Report
-
-
-@dataclass
-class _Request:
-    """One request on its way: ids [n], the client's document spans, and what has been decided so far."""
-
-    token_ids: Tensor
-    spans: list[Span] | None  # None: documents are to be found in the ids
-    started: float
-    counters: Counters = field(default_factory=Counters)
-    plan: Plan | None = None
-    rows: Rows | None = None
-    vote: int = 0  # stands for what would be read
-    reason: RequestReason | None = None
-    detail: str = ""
-    wall: dict[str, float] = field(default_factory=dict)
-
-    def refuse(self, reason: RequestReason, detail: str) -> None:
-        """Run dense, for this reason; the first one counts."""
-        if self.reason is None:
-            self.reason, self.detail = reason, detail
 
 
 class Engine:
@@ -136,8 +115,9 @@ class Engine:
     ) -> Result:
         """Answer one request greedily.
 
-        Give exactly one of ``prompt`` (text), ``token_ids`` (used as they are) or ``segments`` (texts or ids,
-        tokenised one by one, so document boundaries are exact; BOS is put in front). ``spans`` names the documents
+        Give exactly one of ``prompt`` (text), ``token_ids`` (any of the vocabulary, used as they are: BOS stands where
+        they say and nowhere else) or ``segments`` (texts or ids, tokenised one by one, so document boundaries are
+        exact; BOS is put in front). ``spans`` names the documents
         inside ``token_ids`` as [start, end) and nothing else is searched; a ``Span`` may say which artifact it is, and
         is new text when this namespace has no such artifact. ``reuse`` "required" raises ReuseUnavailableError instead
         of running dense. Raises InputError for a malformed request.
@@ -149,10 +129,10 @@ class Engine:
         ids, found = read_request(self.tokenizer, self.model.geometry, prompt, token_ids, segments, spans, room)
         with self._one_at_a_time:
             return self._answer(
-                _Request(torch.tensor(ids, dtype=torch.int64), found, started), reuse, room, stop_at_eos
+                Underway(torch.tensor(ids, dtype=torch.int64), found, started), reuse, room, stop_at_eos
             )
 
-    def _answer(self, request: _Request, reuse: str, room: int, stop_at_eos: bool) -> Result:
+    def _answer(self, request: Underway, reuse: str, room: int, stop_at_eos: bool) -> Result:
         """Prefill, report, decode."""
         logits, session = self._first_logits(request, reuse, room)
         first = int(logits.argmax())
@@ -162,10 +142,11 @@ class Engine:
             if document.reason is not None:
                 _log.info("document at token %d is new text: %s", document.start, document.reason)
         self.metrics.observe(report)
-        tokens = self._continue(session, first, room, stop_at_eos)
+        stops = self.model.geometry.eos_token_ids if stop_at_eos else ()
+        tokens = continue_greedily(self.model, session, first, room, stops)
         return Result(self.tokenizer.decode(tokens), tuple(tokens), report)
 
-    def _first_logits(self, request: _Request, reuse: str, room: int) -> tuple[Tensor, Session]:
+    def _first_logits(self, request: Underway, reuse: str, room: int) -> tuple[Tensor, Session]:
         """Prefill, reusing if everything holds on every rank."""
         if reuse == "off":
             request.refuse(RequestReason.REUSE_OFF, "reuse was turned off for this request")
@@ -173,7 +154,7 @@ class Engine:
             sources = self._agreed_sources(request)
             if request.reason is None and (found := self._reusing(request, sources, room)) is not None:
                 return found
-        _log_reason(request, "refused" if reuse == "required" else "dense")
+        request.log_reason("refused" if reuse == "required" else "dense")
         if reuse == "required":
             assert request.reason is not None  # whatever leads here has named one
             self.metrics.refused(request.reason)
@@ -185,7 +166,7 @@ class Engine:
         request.wall["ttft_forward_s"] = time.perf_counter() - started
         return logits, session
 
-    def _agreed_sources(self, request: _Request) -> list[Source]:
+    def _agreed_sources(self, request: Underway) -> list[Source]:
         """What to reuse, the same on every rank; else the request has its reason.
 
         Every rank votes before anything that only a reusing request does, on what exactly it would read: ranks
@@ -202,7 +183,7 @@ class Engine:
             request.refuse(RequestReason.RANK_DISAGREEMENT, "the ranks could not certify the same reuse")
         return sources
 
-    def _sources(self, request: _Request) -> list[Source]:
+    def _sources(self, request: Underway) -> list[Source]:
         """Match, plan and certify; raises Refused with the reason to run dense."""
         if self._library is None:
             raise Refused(RequestReason.STORE_UNAVAILABLE, self._no_library)
@@ -228,7 +209,7 @@ class Engine:
         self.metrics.certificate(None)
         return artifact
 
-    def _reusing(self, request: _Request, sources: list[Source], room: int) -> tuple[Tensor, Session] | None:
+    def _reusing(self, request: Underway, sources: list[Source], room: int) -> tuple[Tensor, Session] | None:
         """First logits by reuse; None when the profile's shares leave no row to skip, or none was skipped."""
         started = time.perf_counter()
         geometry, ids = self.model.geometry, request.token_ids
@@ -252,23 +233,7 @@ class Engine:
             return None
         return logits, session
 
-    def _continue(self, session: Session, first: int, max_new_tokens: int, stop_at_eos: bool) -> list[int]:
-        """Greedy tokens from the first one on, without the end-of-sequence token."""
-        stops = self.model.geometry.eos_token_ids if stop_at_eos else ()
-        tokens: list[int] = []
-        token = first
-        if session.segments[-1].closed:
-            tail = Segment(session.length, 0, 0, closed=False)
-            allocate(tail, self.model.geometry, max_new_tokens)
-            session.segments.append(tail)
-        while token not in stops:
-            tokens.append(token)
-            if len(tokens) == max_new_tokens:
-                break
-            token = int(decode(self.model, [session], torch.tensor([token]), Counters())[0].argmax())
-        return tokens
-
-    def _report(self, request: _Request) -> Report:
+    def _report(self, request: Underway) -> Report:
         rows = request.rows if request.reason is None else None  # those of a reusing prefill
         documents = document_reports(request.plan, rows)
         total = len(request.token_ids)
@@ -294,9 +259,3 @@ class Engine:
 def _distinct(runs: Sequence[KnownRun]) -> list[KnownRun]:
     """One run of each artifact."""
     return list({run.artifact_id: run for run in runs}.values())
-
-
-def _log_reason(request: _Request, outcome: str) -> None:
-    expected = request.reason in (RequestReason.REUSE_OFF, RequestReason.NOTHING_TO_REUSE)
-    level = logging.INFO if expected else logging.WARNING
-    _log.log(level, "%s: %s (%s)", outcome, request.reason, request.detail)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -68,3 +70,19 @@ def decode(model: Model, sessions: list[Session], tokens: Tensor, counters: Coun
     rows = RowSet(model.geometry, tuple(sessions), tuple(positions))
     stage = Stage(range(model.geometry.num_layers), rows, tokens, go_on=torch.arange(len(sessions)))
     return forward(model, [stage], counters)
+
+
+def continue_greedily(model: Model, session: Session, first: int, count: int, stops: Collection[int]) -> list[int]:
+    """At most ``count`` greedy tokens from ``first`` on, up to one of ``stops``, which is not among them."""
+    if session.segments[-1].closed:
+        tail = Segment(session.length, 0, 0, closed=False)
+        allocate(tail, model.geometry, count)
+        session.segments.append(tail)
+    tokens: list[int] = []
+    token = first
+    while token not in stops:
+        tokens.append(token)
+        if len(tokens) == count:
+            break
+        token = int(decode(model, [session], torch.tensor([token]), Counters())[0].argmax())
+    return tokens
