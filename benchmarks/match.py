@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from redknot.plan.hashing import Tokens
 from redknot.plan.match import match_tokens
-from redknot.plan.token_index import TokenIndex, Tokens
+from redknot.plan.token_index import TokenIndex
 
 VOCABULARY = 129280
 REPEATED = 17

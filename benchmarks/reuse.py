@@ -2,15 +2,20 @@
 
     python benchmarks/reuse.py --model models/nano --tokens 1024 2048 4096 8192 --profile rowsparse --profile turbo
 
-Documents of 512 tokens from nano's generator, built once into a temporary store. Three warm-up pairs, then pairs in
-alternating order; the ratio is the median of paired ratios with a bootstrap interval. A request of the reuse arm that
-ran dense ends the benchmark.
+Documents of 512 tokens from nano's generator, built once a profile into a temporary store. Three warm-up pairs, then
+pairs in alternating order; the ratio is the median of paired ratios with a bootstrap interval. Cold is the first
+request of a fresh engine whose store files were dropped from the page cache (where the file system does that), against
+the median of recompute. Break-even is how often a document must be used until building it has paid for itself. A
+request of the reuse arm that ran dense ends the benchmark.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
+import os
 import statistics
 import tempfile
 from pathlib import Path
@@ -22,6 +27,7 @@ from tokenizers import Tokenizer
 from redknot.cli.main import main as redknot
 from redknot.nano.corpus import questions, write_corpus
 from redknot.runtime.engine import Engine
+from redknot.runtime.report import Report
 
 
 def interval(values: list[float], rng: np.random.Generator) -> tuple[float, float]:
@@ -31,34 +37,78 @@ def interval(values: list[float], rng: np.random.Generator) -> tuple[float, floa
     return float(low), float(high)
 
 
+def built(corpus: Path, model: Path, store: Path, profile: str) -> float:
+    """Build the corpus for one profile; seconds a token."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        redknot(["build", str(corpus), "--model", str(model), "--store", str(store), "--profile", profile, "--json"])
+    result = json.loads(out.getvalue())
+    return float(result["seconds"] / result["built_tokens"])
+
+
+def drop_from_cache(folder: Path) -> None:
+    """Ask the system to forget the pages of every file, so that the next read goes to the disk."""
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def reusing(engine: Engine, segments: list[str]) -> Report:
+    """One request of the reuse arm, which must have reused."""
+    report = engine.generate(segments=segments, max_new_tokens=1).report
+    if report.arm != "reuse":
+        raise SystemExit(f"the reuse arm ran dense: {report.reason} ({report.detail})")
+    return report
+
+
 def measure(engine: Engine, segments: list[str], pairs: int, rng: np.random.Generator) -> dict[str, Any]:
-    ratios: dict[str, list[float]] = {"request": [], "forward": []}
-    times: list[float] = []
-    reports = {}
+    """The pairs of one length."""
+    times: dict[str, list[tuple[float, float]]] = {"reuse": [], "recompute": []}
     for number in range(3 + pairs):
-        for mode in ("auto", "off") if number % 2 else ("off", "auto"):
-            reports[mode] = engine.generate(segments=segments, reuse=mode, max_new_tokens=1).report
-        if reports["auto"].arm != "reuse":
-            raise SystemExit(f"the reuse arm ran dense: {reports['auto'].reason} ({reports['auto'].detail})")
-        if number < 3:
-            continue
-        times.append(reports["auto"].ttft_request_s)
-        ratios["request"].append(reports["off"].ttft_request_s / reports["auto"].ttft_request_s)
-        ratios["forward"].append(reports["off"].ttft_forward_s / reports["auto"].ttft_forward_s)
-    report = reports["auto"]
-    allowed = 1 / (1 - report.ledgers.arithmetic.share)
+        for arm in ("reuse", "recompute") if number % 2 else ("recompute", "reuse"):
+            if arm == "reuse":
+                report = found = reusing(engine, segments)
+            else:
+                report = engine.generate(segments=segments, reuse="off", max_new_tokens=1).report
+            if number >= 3:
+                times[arm].append((report.ttft_request_s, report.ttft_forward_s))
+    reuse, recompute = np.array(times["reuse"]), np.array(times["recompute"])
+    ratios = recompute / reuse
+    request = float(np.median(ratios[:, 0]))
+    allowed = 1 / (1 - found.ledgers.arithmetic.share)
+    assert found.bounds is not None  # of every report that reused
     return {
         "profile": engine.profile.name,
-        "tokens": report.prompt_tokens,
-        "reused": report.reused_tokens,
-        "ratio_request": statistics.median(ratios["request"]),
-        "interval": interval(ratios["request"], rng),
-        "ratio_forward": statistics.median(ratios["forward"]),
+        "tokens": found.prompt_tokens,
+        "reused": found.reused_tokens,
+        "ratio_request": request,
+        "interval": interval(ratios[:, 0].tolist(), rng),
+        "ratio_forward": float(np.median(ratios[:, 1])),
         "flops_allow": allowed,
-        "of_allowed": statistics.median(ratios["request"]) / allowed,
-        "ttft_ms": 1000 * statistics.median(times),
-        "wall": dict(report.ledgers.wall_clock),
+        "of_allowed": request / allowed,
+        "row_bound": found.bounds.row_bound,
+        "ttft_ms": {
+            arm: {"median": 1000 * float(np.median(of)), "p95": 1000 * float(np.quantile(of, 0.95))}
+            for arm, of in (("reuse", reuse[:, 0]), ("recompute", recompute[:, 0]))
+        },
+        "wall": dict(found.ledgers.wall_clock),
     }
+
+
+def cold_ms(args: argparse.Namespace, store: Path, profile: str, segments: list[str], repeats: int = 3) -> float:
+    """Median `request` TTFT of first requests."""
+    found = []
+    for _ in range(repeats):
+        engine = Engine(args.model, store, profile)
+        engine.generate(
+            token_ids=[1, 2, 3], reuse="off", max_new_tokens=1
+        )  # what torch sets up once is not the store's
+        drop_from_cache(store)
+        found.append(reusing(engine, segments).ttft_request_s)
+    return 1000 * statistics.median(found)
 
 
 def main() -> None:
@@ -76,26 +126,45 @@ def main() -> None:
         corpus, store = Path(folder) / "corpus", Path(folder) / "store"
         tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
         write_corpus(corpus, tokenizer, max(args.tokens) // 512, 512, 6, 11)
-        words = [word for profile in profiles for word in ("--profile", profile)]
-        redknot(["build", str(corpus), "--model", str(args.model), "--store", str(store), *words])
         texts = [path.read_text(encoding="utf-8") for path in sorted(corpus.glob("*.txt"))]
         for profile in profiles:
-            engine = Engine(args.model, store, profile)
+            seconds = built(corpus, args.model, store / profile, profile)
+            engine = Engine(args.model, store / profile, profile)
             for tokens in args.tokens:
                 documents = [texts[i] for i in rng.permutation(len(texts))[: tokens // 512]]
-                question = questions(documents[0])[0][0]
-                rows.append(measure(engine, [*documents, question], args.pairs, rng))
+                segments = [*documents, questions(documents[0])[0][0]]
+                row = measure(engine, segments, args.pairs, rng)
+                medians = {arm: times["median"] for arm, times in row["ttft_ms"].items()}
+                cold = cold_ms(args, store / profile, profile, segments)
+                row["cold"] = {"ttft_ms": cold, "ratio_request": medians["recompute"] / cold}
+                saved = medians["recompute"] - medians["reuse"]
+                row["break_even_uses"] = 1000 * seconds * tokens / saved if saved > 0 else None
+                rows.append(row)
     if args.json:
         print(json.dumps(rows, indent=2))
         return
-    names = ("profile", "tokens", "reused", "request", "interval", "forward", "FLOPs allow", "of it")
-    print("{:<12} {:>6} {:>6} {:>8} {:>14} {:>8} {:>12} {:>6}".format(*names))
+    names = (
+        "profile",
+        "tokens",
+        "reused",
+        "request",
+        "interval",
+        "forward",
+        "cold",
+        "FLOPs allow",
+        "of it",
+        "row bound",
+    )
+    print("{:<12} {:>6} {:>6} {:>8} {:>14} {:>8} {:>6} {:>12} {:>6} {:>10}".format(*names), end="")
+    print("  TTFT ms, median and p95: reuse, recompute   break-even uses")
     for row in rows:
         low, high = row["interval"]
+        uses = "never" if row["break_even_uses"] is None else f"{row['break_even_uses']:.2f}"
+        ttft = "  ".join(f"{of['median']:>8.1f} {of['p95']:>8.1f}" for of in row["ttft_ms"].values())
         print(
             f"{row['profile']:<12} {row['tokens']:>6} {row['reused']:>6} {row['ratio_request']:>8.2f} "
-            f"[{low:>5.2f}, {high:>5.2f}] {row['ratio_forward']:>8.2f} {row['flops_allow']:>12.2f} "
-            f"{row['of_allowed']:>6.0%}"
+            f"[{low:>5.2f}, {high:>5.2f}] {row['ratio_forward']:>8.2f} {row['cold']['ratio_request']:>6.2f} "
+            f"{row['flops_allow']:>12.2f} {row['of_allowed']:>6.0%} {row['row_bound']:>9.1f}x  {ttft}  {uses:>10}"
         )
 
 

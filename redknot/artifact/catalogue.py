@@ -13,8 +13,8 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote
 
+from redknot.artifact.connection import APPLICATION_ID, BUSY_TIMEOUT_S, SCHEMA_VERSION, CatalogueLink
 from redknot.artifact.identity import ModelIdentity
 from redknot.artifact.rows import (
     ARTIFACT_COLUMNS,
@@ -24,10 +24,6 @@ from redknot.artifact.rows import (
     artifact_row,
 )
 from redknot.errors import StoreError
-
-SCHEMA_VERSION = 1
-_APPLICATION_ID = 0x524B4E54  # "RKNT"
-_BUSY_TIMEOUT_S = 30.0
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
@@ -64,11 +60,9 @@ class Catalogue:
         """Open an existing catalogue; StoreError when it is none, or of another version."""
         self.path = path
         self._lock = threading.RLock()
-        self._connection: sqlite3.Connection | None = None
-        self._pid = 0
-        self._inherited: list[sqlite3.Connection] = []
+        self._link = CatalogueLink(path)
         with self._guard():
-            self._check_version(self._connect())
+            self._link.connection()
 
     @staticmethod
     def create(path: Path) -> Catalogue:
@@ -76,11 +70,11 @@ class Catalogue:
         # Made aside: whoever opens the store without the lock finds a whole catalogue or none.
         made = path if path.exists() else path.with_name(f"{path.name}.new")
         try:
-            connection = sqlite3.connect(made, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+            connection = sqlite3.connect(made, timeout=BUSY_TIMEOUT_S, isolation_level=None)
             try:
                 if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0:
                     connection.execute("PRAGMA journal_mode=WAL")
-                    versions = f"PRAGMA application_id={_APPLICATION_ID}; PRAGMA user_version={SCHEMA_VERSION};"
+                    versions = f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={SCHEMA_VERSION};"
                     connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} {versions} COMMIT;")
             finally:
                 connection.close()
@@ -88,32 +82,6 @@ class Catalogue:
         except sqlite3.Error as error:
             raise StoreError(f"cannot create the catalogue {path}: {error}") from error
         return Catalogue(path)
-
-    def _check_version(self, connection: sqlite3.Connection) -> None:
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if application != _APPLICATION_ID:
-            raise StoreError(f"{self.path} is not a RedKnot catalogue")
-        if version != SCHEMA_VERSION:
-            way_out = "upgrade RedKnot" if version > SCHEMA_VERSION else "build the store again"
-            raise StoreError(f"{self.path} has schema version {version}, supported {SCHEMA_VERSION}: {way_out}")
-
-    def _connect(self) -> sqlite3.Connection:
-        if self._connection is not None and self._pid == os.getpid():
-            return self._connection
-        if self._connection is not None:
-            # Closing a connection inherited over a fork would release the parent's locks: keep it unused.
-            self._inherited.append(self._connection)
-        uri = f"file:{quote(str(self.path))}?mode=rw"
-        connection = sqlite3.connect(
-            uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
-        )
-        # NORMAL in WAL mode loses at most the last commits in a power cut, never consistency: an artifact whose
-        # commit was lost is an orphan that gc removes.
-        connection.execute("PRAGMA synchronous=NORMAL")
-        connection.execute("PRAGMA foreign_keys=ON")
-        self._connection, self._pid = connection, os.getpid()
-        return connection
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
@@ -123,23 +91,25 @@ class Catalogue:
             raise StoreError(f"catalogue {self.path}: {error}") from error
 
     @contextmanager
-    def write(self, wait_s: float = _BUSY_TIMEOUT_S, *, counts: bool = True) -> Iterator[sqlite3.Connection]:
+    def write(self, wait_s: float = BUSY_TIMEOUT_S, *, counts: bool = True) -> Iterator[sqlite3.Connection]:
         """Hold the store's write lock; committed at the end of the block, rolled back when it raises.
 
-        What ``counts`` moves the revision. StoreError when another process holds the lock for ``wait_s`` seconds, or
-        the commit fails.
+        What ``counts`` moves the revision. StoreError when another process holds the lock for ``wait_s`` seconds, the
+        commit fails, or the store can only be read.
         """
         with self._lock, self._guard():
-            connection = self._connect()
+            connection = self._link.connection()
+            self._link.check_writable()
             connection.execute(f"PRAGMA busy_timeout={int(wait_s * 1000)}")
             try:
                 connection.execute("BEGIN IMMEDIATE")
             finally:
-                connection.execute(f"PRAGMA busy_timeout={int(_BUSY_TIMEOUT_S * 1000)}")
+                connection.execute(f"PRAGMA busy_timeout={int(BUSY_TIMEOUT_S * 1000)}")
             try:
                 yield connection
                 if counts:
                     connection.execute("UPDATE meta SET value = value + 1 WHERE key = 'revision'")
+                self._link.check_in_place()
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
@@ -149,22 +119,24 @@ class Catalogue:
     def query(self, sql: str, values: Sequence[object] = ()) -> list[tuple[object, ...]]:
         """Return the rows of one read; StoreError when the catalogue cannot be read."""
         with self._lock, self._guard():
-            return self._connect().execute(sql, values).fetchall()
+            return self._link.connection().execute(sql, values).fetchall()
 
     def close(self) -> None:
         """Close this process's connection; a later call opens it again."""
         with self._lock, self._guard():
-            if self._connection is not None and self._pid == os.getpid():
-                self._connection.close()
-            self._connection = None
+            self._link.close()
 
     @property
-    def revision(self) -> int:
-        """A number that grows with every change but times of last use: when it is the same, so is the rest."""
-        found = self.query("SELECT value FROM meta WHERE key = 'revision'")
-        if not found:
-            raise StoreError(f"catalogue {self.path} is damaged: it has no revision; build the store again")
-        return int(str(found[0][0]))
+    def revision(self) -> tuple[int, int]:
+        """(how often a file was opened here, a number that grows with every change of it but times of last use).
+
+        When both are the same, so is the rest.
+        """
+        with self._lock:
+            found = self.query("SELECT value FROM meta WHERE key = 'revision'")
+            if not found:
+                raise StoreError(f"catalogue {self.path} is damaged: it has no revision; build the store again")
+            return self._link.opened, int(str(found[0][0]))
 
     def row(self, artifact_id: str, namespace: str) -> ArtifactRow | None:
         """Return an artifact of this namespace, None when there is none."""
@@ -215,7 +187,7 @@ class Catalogue:
         sql = "SELECT * FROM quarantined WHERE ? IS NULL OR artifact_id = ? ORDER BY at"
         return tuple(QuarantineRow(*row) for row in self.query(sql, (artifact_id, artifact_id)))  # type: ignore[arg-type]
 
-    def touch(self, used: dict[str, float], wait_s: float = _BUSY_TIMEOUT_S) -> None:
+    def touch(self, used: dict[str, float], wait_s: float = BUSY_TIMEOUT_S) -> None:
         """Record when artifacts were last used, {artifact id: seconds since the epoch}; errors as ``write``."""
         with self.write(wait_s, counts=False) as connection:
             sql = "UPDATE artifacts SET last_used = max(last_used, ?) WHERE artifact_id = ?"

@@ -8,19 +8,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from redknot.artifact.files import checksum
-from redknot.artifact.header import DTYPES
+from redknot.artifact.header import DTYPES, TensorSpec, file_bytes
 from redknot.artifact.identity import ModelIdentity, artifact_id_of, differences
 from redknot.artifact.reasons import LayoutVersionError, MalformedFileError
 from redknot.artifact.schema import DEFAULT_LAYER_GROUP, LAYOUT_VERSION, file_of, need_is_sharded, parse_section
 from redknot.errors import RequestReason, StoreError
-
-TensorSpec = tuple[str, tuple[int, ...]]  # safetensors dtype name, shape
 
 # The checksum is over the stored bytes, so it holds whatever serialises the same values in a later version.
 _ENVELOPE = re.compile(
@@ -87,8 +86,11 @@ class Certificate(BaseModel):
 
     @property
     def nbytes(self) -> int:
-        """Payload bytes of all sections."""
-        return sum(record.nbytes for record in self.sections.values())
+        """Bytes on disk: the files of all sections with their headers, and this certificate."""
+        files: defaultdict[str, dict[str, TensorSpec]] = defaultdict(dict)
+        for name, record in self.sections.items():
+            files[record.file][name] = (record.dtype, record.shape)
+        return sum(map(file_bytes, files.values())) + len(self.to_json())
 
     @property
     def digest(self) -> str:

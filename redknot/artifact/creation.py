@@ -25,6 +25,8 @@ def open_catalogue(root: Path, *, create: bool) -> Catalogue:
         root.mkdir(parents=True, exist_ok=True)
         ours = {OBJECTS_DIR, TEMPORARY_DIR, QUARANTINE_DIR, ".lock"}
         foreign = [name for name in os.listdir(root) if name not in ours and not name.startswith(CATALOGUE_FILE)]
+        if path.exists() and not path.is_file():
+            raise StoreError(f"{root} is not an artifact store: its {CATALOGUE_FILE} is not a regular file")
         if foreign and not path.exists():
             raise StoreError(f"{root} is not an artifact store and not empty (found {foreign[0]}): choose another path")
         lock = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -241,8 +241,10 @@ def _examine_disk(root: Path) -> list[Finding]:
         path = root / name
         if not path.is_dir():
             found.append(Finding("warning", "directory_missing", str(path), "made again when needed"))
-        elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-            found.append(Finding("error", "permission", str(path), "not readable and writable by this user"))
+        elif not os.access(path, os.R_OK | os.X_OK):
+            found.append(Finding("error", "permission", str(path), "not readable by this user"))
+        elif not os.access(path, os.W_OK):
+            found.append(Finding("warning", "read_only", str(path), "not writable by this user: can only be read"))
     usage = shutil.disk_usage(root)
     if usage.free < min(_LOW_SPACE_BYTES, usage.total * _LOW_SPACE_SHARE):
         text = f"{usage.free} bytes free of {usage.total}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sqlite3
 import time
@@ -15,21 +14,21 @@ import torch
 from pydantic import ValidationError
 
 from redknot.artifact.catalogue import Catalogue, generation_of, put_artifact, put_names
-from redknot.artifact.certificate import Certificate, CertificateDraft, SectionRecord, TensorSpec
+from redknot.artifact.certificate import Certificate, CertificateDraft, SectionRecord
 from redknot.artifact.counters import Counters
 from redknot.artifact.files import WrittenTensor, store_error, write_new, write_safetensors
-from redknot.artifact.header import DTYPES, build_header
+from redknot.artifact.header import TensorSpec, file_bytes, tensor_bytes
 from redknot.artifact.identity import TokenIds, artifact_id_of, token_array, token_hash
 from redknot.artifact.rows import ArtifactRow, ArtifactState
 from redknot.artifact.schema import (
     CERTIFICATE_FILE,
     LAYOUT_VERSION,
     Section,
-    file_of,
     generation_dir,
     object_dir,
     parse_generation,
     parse_section,
+    sections_by_file,
 )
 from redknot.artifact.temporary import delete_tree, directory_bytes, make_temporary
 from redknot.durable import sync_folder
@@ -91,26 +90,13 @@ def planned_bytes(draft: CertificateDraft, specs: Mapping[str, TensorSpec]) -> i
     """Return the bytes on disk that sections of these dtypes and shapes will take; exact but for a few digits."""
     total = _CERTIFICATE_BYTES + len(draft.model.model_dump_json()) + len(draft.namespace)
     total += sum(len(need) + 3 for need in draft.needs)
-    for file, names in _by_file(specs, draft.layer_group).items():
-        header, _ = build_header({name: specs[name] for name in names})
-        total += len(header) + sum(_spec_bytes(specs[name]) for name in names)
+    for file, names in sections_by_file(specs, draft.layer_group).items():
+        total += file_bytes({name: specs[name] for name in names})
         for name in names:
             dtype, shape = specs[name]
             total += _RECORD_BYTES + len(name) + len(file) + len(dtype)
-            total += len(str(list(shape))) + len(str(_spec_bytes(specs[name])))
+            total += len(str(list(shape))) + len(str(tensor_bytes(specs[name])))
     return total
-
-
-def _spec_bytes(spec: TensorSpec) -> int:
-    dtype, shape = spec
-    return math.prod(shape) * DTYPES[dtype].itemsize
-
-
-def _by_file(names: Iterable[str], layer_group: int) -> dict[str, list[str]]:
-    files: defaultdict[str, list[str]] = defaultdict(list)
-    for name in names:
-        files[file_of(parse_section(name), layer_group)].append(name)
-    return dict(sorted(files.items()))
 
 
 def _stage(root: Path, directory: Path, item: Publication) -> _Staged:
@@ -118,7 +104,7 @@ def _stage(root: Path, directory: Path, item: Publication) -> _Staged:
     tokens = token_array(item.token_ids)
     _check_draft(draft, [parse_section(name) for name in item.sections])
     records: dict[str, SectionRecord] = {}
-    for file, names in _by_file(item.sections, draft.layer_group).items():
+    for file, names in sections_by_file(item.sections, draft.layer_group).items():
         written = write_safetensors(directory / file, {name: item.sections[name] for name in names})
         records |= {name: _record(file, parse_section(name), one) for name, one in written.items()}
     needs = tuple(sorted(set(draft.needs)))

@@ -1,4 +1,4 @@
-"""Opening artifacts: the cache of open ones, quarantine of damaged ones, complete verification."""
+"""Opening artifacts: the cache of certificates, quarantine of damaged ones, complete verification."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redknot.artifact.catalogue import Catalogue, put_quarantine, set_state
+from redknot.artifact.certificate import Certificate
 from redknot.artifact.counters import Counters
 from redknot.artifact.loaded import Fault, LoadedArtifact, read_certificate, read_failure
 from redknot.artifact.reasons import MalformedFileError, StaleGenerationError
@@ -19,9 +20,11 @@ from redknot.artifact.rows import ArtifactRow, ArtifactState, QuarantineRow, Tok
 from redknot.artifact.schema import CATALOGUE_FILE, CERTIFICATE_FILE, QUARANTINE_DIR, generation_dir
 from redknot.errors import CorruptSectionError, StoreError
 
-_LOADED_CAP = 1024  # artifacts whose certificate and mappings are kept
+_CERTIFICATES_CAP = 1024  # certificates that are kept
 # A request waits for its fallback: a fault that cannot be recorded in time is recorded by the next one to see it.
 _QUARANTINE_WAIT_S = 1.0
+
+_Stamp = tuple[int, int, int] | None  # None: no such file
 
 _log = logging.getLogger(__name__)
 
@@ -34,44 +37,43 @@ class VerifyResult:
     namespace: str
     generation: int
     sections: int
-    nbytes: int
+    nbytes: int  # of the sections read, without the headers of their files
     problems: tuple[str, ...]
 
 
 class Reader:
     """Opens the artifacts of one store; usable from several threads."""
 
-    def __init__(self, root: Path, catalogue: Catalogue, counters: Counters, *, mapped: bool) -> None:
+    def __init__(self, root: Path, catalogue: Catalogue, counters: Counters) -> None:
         self._root = root
         self._catalogue = catalogue
         self._counters = counters
-        self._mapped = mapped
         self._lock = threading.Lock()
-        self._loaded: OrderedDict[tuple[str, int], LoadedArtifact] = OrderedDict()
+        self._certificates: OrderedDict[tuple[str, int], tuple[_Stamp, Certificate]] = OrderedDict()
 
     def open(self, row: ArtifactRow) -> LoadedArtifact:
-        """Return a READY row's artifact, from the cache when its files are still the same ones.
+        """Return a READY row's artifact; its certificate comes from the cache when its file is still the same one.
 
         CorruptSectionError, StaleGenerationError, LayoutVersionError or StoreError as its certificate's state is.
         """
         key = (row.artifact_id, row.generation)
+        directory = generation_dir(self._root, *key)
+        stamp = _stamp(directory / CERTIFICATE_FILE)
         with self._lock:
-            known = self._loaded.get(key)
-        if known is not None and not known.is_stale():
-            with self._lock:
-                self._loaded[key] = known
-                self._loaded.move_to_end(key)
+            known = self._certificates.get(key)
+        if known is not None and known[0] == stamp:
             self._counters.add("hot_loads")
-            return known
-        artifact = self._read(row)
+            certificate = known[1]
+        else:
+            certificate = self._certificate(row, directory)
         with self._lock:
-            self._loaded[key] = artifact
-            while len(self._loaded) > _LOADED_CAP:
-                self._loaded.popitem(last=False)
-        return artifact
+            self._certificates[key] = (stamp, certificate)
+            self._certificates.move_to_end(key)
+            while len(self._certificates) > _CERTIFICATES_CAP:
+                self._certificates.popitem(last=False)
+        return self._loaded(certificate, directory)
 
-    def _read(self, row: ArtifactRow) -> LoadedArtifact:
-        directory = generation_dir(self._root, row.artifact_id, row.generation)
+    def _certificate(self, row: ArtifactRow, directory: Path) -> Certificate:
         try:
             certificate = read_certificate(directory)
             if (certificate.artifact_id, certificate.generation) != (row.artifact_id, row.generation):
@@ -80,9 +82,10 @@ class Reader:
             subject = (row.artifact_id, row.generation)
             path = directory / CERTIFICATE_FILE
             raise read_failure(subject, "certificate", path, error, self._counters, self._quarantine) from error
-        return LoadedArtifact(
-            certificate, directory, mapped=self._mapped, counters=self._counters, on_fault=self._quarantine
-        )
+        return certificate
+
+    def _loaded(self, certificate: Certificate, directory: Path) -> LoadedArtifact:
+        return LoadedArtifact(certificate, directory, counters=self._counters, on_fault=self._quarantine)
 
     def tokens(self, row: ArtifactRow) -> TokenRow:
         """Return an artifact's token ids.
@@ -109,7 +112,7 @@ class Reader:
                 # Again under the lock: a removal moves the files before it commits.
                 if fault.missing and not self._is_current(fault):
                     return StaleGenerationError(f"{label}: the generation has been replaced or removed")
-                if fault.movable and path.exists():
+                if fault.movable and path.is_file():
                     (self._root / QUARANTINE_DIR).mkdir(exist_ok=True)
                     aside = f"{fault.artifact_id}.g{fault.generation}.{fault.file}.{secrets.token_hex(4)}"
                     os.rename(path, self._root / QUARANTINE_DIR / aside)
@@ -137,30 +140,50 @@ class Reader:
 
         Damaged sections go to quarantine.
         """
-        nbytes = 0
-        names: tuple[str, ...] = ()
         problems: list[str] = []
+        sections = nbytes = 0
         try:
             self.tokens(row)
         except StoreError as error:
             problems.append(str(error))
         try:
-            artifact = self._read(row)
-            names = tuple(artifact.certificate.sections)
-            for name in names:
-                try:
-                    artifact.section(name)
-                    nbytes += artifact.certificate.sections[name].nbytes
-                except StoreError as error:
-                    problems.append(str(error))
+            directory = generation_dir(self._root, row.artifact_id, row.generation)
+            artifact = self._loaded(self._certificate(row, directory), directory)
+            sections = len(artifact.certificate.sections)
+            nbytes = _read_all(artifact, problems)
         except StoreError as error:
             problems.append(str(error))
         if not problems and row.state is not ArtifactState.READY:
             with self._catalogue.write() as connection:
                 set_state(connection, row.artifact_id, row.generation, ArtifactState.READY)
-        return VerifyResult(row.artifact_id, row.namespace, row.generation, len(names), nbytes, tuple(problems))
+        return VerifyResult(row.artifact_id, row.namespace, row.generation, sections, nbytes, tuple(problems))
 
     def forget(self) -> None:
         """Drop the cache; artifacts already handed out stay valid."""
         with self._lock:
-            self._loaded.clear()
+            self._certificates.clear()
+
+
+def _read_all(artifact: LoadedArtifact, problems: list[str]) -> int:
+    """Read every section and return the bytes that are sound; of a file with a problem the first one is added."""
+    nbytes = 0
+    failed = set()
+    for name, record in artifact.certificate.sections.items():
+        if record.file in failed:  # it is in quarantine by now
+            continue
+        try:
+            artifact.read(name)
+            nbytes += record.nbytes
+        except StoreError as error:
+            failed.add(record.file)
+            problems.append(str(error))
+    return nbytes
+
+
+def _stamp(path: Path) -> _Stamp:
+    """What tells a file from any other that lies or lay at its path; the time of change cannot be set back."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_ctime_ns

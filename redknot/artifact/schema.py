@@ -22,6 +22,8 @@ Which of them an artifact holds follows from its needs: ``sections.section_specs
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +103,14 @@ def file_of(section: Section, layer_group: int) -> str:
     if section.rank is None:
         return f"latents.{layers}.safetensors"
     return f"zl.{layers}.r{section.rank}of{section.world}.safetensors"
+
+
+def sections_by_file(names: Iterable[str], layer_group: int) -> dict[str, list[str]]:
+    """Return which sections each file holds, {file: names}, files sorted; StoreError for a malformed name."""
+    files: defaultdict[str, list[str]] = defaultdict(list)
+    for name in names:
+        files[file_of(parse_section(name), layer_group)].append(name)
+    return dict(sorted(files.items()))
 
 
 def need_is_sharded(need: str) -> bool:

@@ -10,14 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-import torch
-
 from redknot.artifact.catalogue import put_names
-from redknot.artifact.certificate import Certificate, CertificateDraft
+from redknot.artifact.certificate import Certificate
 from redknot.artifact.counters import Counters
 from redknot.artifact.creation import open_catalogue
 from redknot.artifact.files import store_error
-from redknot.artifact.identity import ModelIdentity, TokenIds
+from redknot.artifact.identity import ModelIdentity
 from redknot.artifact.loaded import LoadedArtifact
 from redknot.artifact.maintenance import (
     Finding,
@@ -46,28 +44,17 @@ _log = logging.getLogger(__name__)
 class ArtifactStore:
     """A directory of artifacts. Any number of processes and threads may publish, read and gc at the same time."""
 
-    def __init__(self, path: str | os.PathLike[str], *, create: bool = False, mapped: bool = True) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, create: bool = False) -> None:
         """Open a store, or make one with ``create``; StoreError when the path is no store or a newer one.
 
-        With ``mapped=False`` sections are read into memory of the caller's own, so that a disk that fails is an error
-        and no signal: `redknot verify` reads so.
+        A store that this user cannot write is opened for reading.
         """
         self.root = Path(path).absolute()
         self.catalogue = open_catalogue(self.root, create=create)
         self.counters = Counters()
-        self._reader = Reader(self.root, self.catalogue, self.counters, mapped=mapped)
+        self._reader = Reader(self.root, self.catalogue, self.counters)
         self._lock = threading.Lock()
         self._used: dict[str, float] = {}
-
-    def publish(
-        self,
-        draft: CertificateDraft,
-        sections: Mapping[str, torch.Tensor],
-        token_ids: TokenIds,
-        names: Sequence[str] = (),
-    ) -> Certificate:
-        """Publish one document as a new generation; errors as ``publish_many``."""
-        return self.publish_many([Publication(draft, sections, token_ids, names)])[0]
 
     def publish_many(self, items: Iterable[Publication]) -> tuple[Certificate, ...]:
         """Publish documents in one transaction, all or none; errors as ``publish.publish_many``."""
@@ -168,8 +155,8 @@ class ArtifactStore:
         return tuple(best.values())
 
     @property
-    def revision(self) -> int:
-        """A number that grows with every change of the catalogue: what a matcher's index is keyed with."""
+    def revision(self) -> tuple[int, int]:
+        """Equal only while the catalogue is the same one and unchanged: what a matcher's index is keyed with."""
         return self.catalogue.revision
 
     def names(self, artifact_id: str, namespace: str) -> tuple[str, ...]:
@@ -192,7 +179,7 @@ class ArtifactStore:
     def remove(self, artifact_id: str, namespace: str) -> int:
         """Remove an artifact with all its generations and names, and return the bytes freed.
 
-        StoreError when this namespace has no such artifact or the disk refuses. Readers that mapped it go on.
+        StoreError when this namespace has no such artifact or the disk refuses. What was read before stays valid.
         """
         check_artifact_id(artifact_id)
         directory = object_dir(self.root, artifact_id)

@@ -8,17 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from redknot.artifact.files import write_atomic
+from redknot.artifact.files import read_small, write_atomic
 from redknot.artifact.identity import tagged_hash
 from redknot.artifact.reasons import describe_os_error
-from redknot.errors import CheckpointError
+from redknot.errors import CheckpointError, StoreError
 from redknot.model.checkpoint import weight_files
+from redknot.model.tensorfile import BrokenFileError, open_regular
 
 _CACHE_VERSION = 1
 _HASH_THREADS = 4
@@ -45,10 +47,12 @@ class _FileKey:
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 (hex) of one file; CheckpointError when it cannot be read."""
     try:
-        with open(path, "rb") as handle:
+        with os.fdopen(open_regular(path), "rb") as handle:
             return hashlib.file_digest(handle, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(describe_os_error("read", path, error)) from error
+    except BrokenFileError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def weights_identity(checkpoint_dir: Path, cache_path: Path, *, verify: bool = False) -> str:
@@ -88,7 +92,7 @@ def _hash_unchanged(job: tuple[Path, _FileKey]) -> str:
 
 def _read_cache(path: Path) -> dict[_FileKey, str]:
     try:
-        document: Any = json.loads(path.read_bytes())
+        document: Any = json.loads(read_small(path))
         if document["version"] != _CACHE_VERSION:
             return {}
         return {
@@ -97,7 +101,7 @@ def _read_cache(path: Path) -> dict[_FileKey, str]:
         }
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, StoreError, ValueError, KeyError, TypeError, RecursionError) as error:
         _log.warning("weight hash cache %s is unreadable and will be rebuilt: %s", path, error)
         return {}
 

@@ -41,7 +41,7 @@ class BuildResult:
 
     @property
     def nbytes(self) -> int:
-        """Payload bytes published."""
+        """Bytes on disk of what was published."""
         return sum(certificate.nbytes for certificate in self.certificates)
 
     @property

@@ -54,12 +54,9 @@ def tokenise(documents: Iterable[Document], tokenizer: Tokenizer, max_positions:
     contents = Contents()
     for document in documents:
         try:
-            ids = token_array(tokenizer.encode(document.text))
+            ids = _encode(document.text, tokenizer, max_positions)
         except InputError as error:
             report.problem(document.source, str(error))
-            continue
-        if len(ids) > max_positions:
-            report.problem(document.source, f"{len(ids)} tokens, the model has {max_positions} positions")
             continue
         if not len(ids):
             report.empty += 1
@@ -73,3 +70,13 @@ def tokenise(documents: Iterable[Document], tokenizer: Tokenizer, max_positions:
             found[key] = replace(known, names=(*known.names, document.name))
     contents.all = list(found.values())
     return contents
+
+
+def _encode(text: str, tokenizer: Tokenizer, max_positions: int) -> npt.NDArray[np.int32]:
+    """Token ids of one document, [n]; InputError when there are none for it, or too many."""
+    if tokenizer.exceeds(text, max_positions):
+        raise InputError(f"more than {max_positions} tokens, the model has {max_positions} positions")
+    ids = token_array(tokenizer.encode(text))
+    if len(ids) > max_positions:
+        raise InputError(f"{len(ids)} tokens, the model has {max_positions} positions")
+    return ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,17 @@ from redknot.build.documents import read_text
 from redknot.cli.common import (
     DEFAULT_NAMESPACE,
     DEFAULT_PROFILE,
+    SHORT_ID,
     add_model,
     add_store,
     model_path,
     print_json,
     settings,
+    table,
 )
+from redknot.cli.printable import printable
 from redknot.runtime.engine import Engine, Result
+from redknot.runtime.report import DocumentReport
 
 ARMS = {"reuse": "auto", "recompute": "off"}
 
@@ -55,10 +60,29 @@ def run(args: argparse.Namespace) -> int:
         print_json({**body, "ttft_request_ratio": ratio})
         return 0
     for arm, result in results.items():
-        print(_line(arm, result))
+        print(printable(_line(arm, result)))
+    if "reuse" in results and results["reuse"].report.documents:
+        print(_documents(results["reuse"].report.documents))
     if ratio is not None:
         print(f"TTFT ratio (request, recompute / reuse): {ratio:.2f}")
     return 0
+
+
+def _documents(documents: Sequence[DocumentReport]) -> str:
+    """What became of each document: tokens found of those that its artifact has, rows read and rows run."""
+    rows = [
+        (
+            found.start,
+            found.length,
+            "-" if found.artifact_tokens is None else f"{found.matched}/{found.artifact_tokens}",
+            found.reused,
+            found.recomputed,
+            found.artifact_id[:SHORT_ID] if found.artifact_id is not None else "-",
+            found.reason or "",
+        )
+        for found in documents
+    ]
+    return table(("AT", "TOKENS", "MATCHED", "REUSED", "RUN", "ARTIFACT", "NEW TEXT BECAUSE"), rows, right=range(5))
 
 
 def _ratio(results: dict[str, Result]) -> float | None:

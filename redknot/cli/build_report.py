@@ -10,13 +10,14 @@ from redknot.build.contents import Contents
 from redknot.build.documents import CorpusReport
 from redknot.build.plan import BuildPlan
 from redknot.cli.common import human_bytes, plural
+from redknot.cli.printable import printable
 
 _SHOWN = 20  # problems printed; --json has all
 
 
 def warnings(report: CorpusReport) -> list[str]:
     """Lines for stderr: each problem, and what was left out."""
-    lines = [f"redknot build: {problem}\n" for problem in report.problems[:_SHOWN]]
+    lines = [f"redknot build: {printable(str(problem))}\n" for problem in report.problems[:_SHOWN]]
     if len(report.problems) > _SHOWN:
         lines.append(f"redknot build: {plural(len(report.problems) - _SHOWN, 'more problem')}; --json lists all\n")
     if report.empty or report.ignored_files:
@@ -95,7 +96,7 @@ def plan_text(plan: BuildPlan, contents: Contents) -> str:
         [
             f"corpus      {_corpus(contents)}",
             f"needs       {' '.join(plan.target.needs)}, TP size {plan.target.world}",
-            f"skipped     {len(plan.present)}/{plan.total} already in {plan.store}",
+            f"skipped     {len(plan.present)}/{plan.total} already in {printable(str(plan.store))}",
             f"to build    {len(plan.missing)}/{plan.total}, {plan.missing_tokens:,} tokens",
             f"size        {human_bytes(plan.planned_bytes)} ({plan.planned_bytes:,} bytes)",
             f"free space  {human_bytes(plan.free_bytes)} ({plan.free_bytes:,} bytes){fits}",
@@ -115,5 +116,7 @@ def result_text(plan: BuildPlan, contents: Contents, result: BuildResult) -> str
     if result.tokens_per_second:
         built += f" in {result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s"
     lines.append(built)
-    lines.append(f"store {plan.store}, namespace {plan.target.namespace}, serves {' '.join(plan.target.needs)}")
+    lines.append(
+        f"store {printable(str(plan.store))}, namespace {plan.target.namespace}, serves {' '.join(plan.target.needs)}"
+    )
     return "\n".join(lines)

@@ -12,6 +12,7 @@ from typing import Any
 
 from redknot.artifact.rows import ArtifactRow
 from redknot.artifact.store import ArtifactStore
+from redknot.cli.printable import printable
 from redknot.config import Settings, load_settings
 from redknot.errors import ConfigError, StoreError
 
@@ -63,10 +64,19 @@ def model_path(given: Path | None) -> Path:
     raise ConfigError(f"give --model: the current folder has no {DEFAULT_MODEL} checkpoint to default to")
 
 
+class _Lines(logging.Formatter):
+    """One printable line a record: what is logged may name files."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record))
+
+
 def settings() -> Settings:
     """The settings of this process, with logging set up accordingly."""
     found = load_settings()
-    logging.basicConfig(level=found.log_level, format="redknot: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Lines("redknot: %(message)s"))
+    logging.basicConfig(level=found.log_level, handlers=[handler])
     return found
 
 
@@ -108,8 +118,8 @@ def artifact_json(store: ArtifactStore, row: ArtifactRow) -> dict[str, Any]:
 
 
 def print_json(value: object) -> None:
-    """One JSON document on stdout."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    """One JSON document on stdout, in ASCII: it then reads the same in every encoding."""
+    print(json.dumps(value, indent=2))
 
 
 def human_bytes(count: int) -> str:
@@ -128,8 +138,8 @@ def human_time(seconds: float) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> str:
-    """Aligned columns; those numbered in ``right`` are right-aligned, the last one is not padded."""
-    cells = [[str(value) for value in row] for row in [header, *rows]]
+    """Aligned columns of printable cells; those numbered in ``right`` are right-aligned, the last one not padded."""
+    cells = [[printable(str(value)) for value in row] for row in [header, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
     for row in cells:

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from redknot.build.documents import read_text
 from redknot.cli import build
 from redknot.cli.common import add_model, model_path, print_json
+from redknot.cli.printable import printable
 from redknot.errors import ConfigError
 from redknot.nano.corpus import questions
 from redknot.runtime.engine import Engine
@@ -84,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         _show(rows, summary)
     picture = _draw(rows, out / "demo.png")
-    print(f"rows: {out / 'rows.jsonl'}" + (f"   picture: {picture}" if picture else ""), file=sys.stderr)
+    made = f"rows: {out / 'rows.jsonl'}" + (f"   picture: {picture}" if picture else "")
+    print(printable(made), file=sys.stderr)
     wrong = args.questions - summary["recompute"]["right"]
     return 1 if wrong > max(args.questions // 12, 1) else 0
 
@@ -152,14 +154,14 @@ def _show(rows: Sequence[Row], summary: dict[str, Any]) -> None:
     print(f"{'#':>2}  {'arm':<10} {'answer':<16} {'':<5} {'TTFT ms':>8}  {'reused':>11}  {'row bound':>9}  reason")
     for row in rows:
         report = row.report
-        why = "" if report.reason is None or row.arm == "recompute" else f"{report.reason}: {report.detail}"
+        why = "" if report.reason is None or row.arm == "recompute" else printable(f"{report.reason}: {report.detail}")
         reused = f"{report.reused_tokens}/{report.prompt_tokens}"
         mark = "right" if row.right else "wrong"
         time = 1000 * report.ttft_request_s
         bound = "" if report.bounds is None else f"{report.bounds.row_bound:.1f}x"
         print(
-            f"{row.number + 1:>2}  {row.arm:<10} {row.answer.strip():<16} {mark:<5} {time:>8.1f}  {reused:>11}  "
-            f"{bound:>9}  {why}"
+            f"{row.number + 1:>2}  {row.arm:<10} {printable(row.answer.strip()):<16} {mark:<5} {time:>8.1f}  "
+            f"{reused:>11}  {bound:>9}  {why}"
         )
     print()
     for arm, line in summary.items():

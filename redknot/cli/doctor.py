@@ -17,6 +17,7 @@ from redknot.artifact.identity import ModelIdentity, differences
 from redknot.artifact.maintenance import Finding
 from redknot.artifact.store import ArtifactStore
 from redknot.cli.common import DEFAULT_MODEL, add_model, add_store, add_verify_weights, plural, print_json, settings
+from redknot.cli.printable import printable
 from redknot.config import Settings
 from redknot.errors import RedKnotError
 from redknot.model.checkpoint import Checkpoint
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for finding in findings:
             where = f"{finding.path}: " if finding.path else ""
-            print(f"{finding.severity:<8} {finding.code:<24} {where}{finding.message}")
+            print(f"{finding.severity:<8} {finding.code:<24} {printable(where + finding.message)}")
         print(f"{plural(errors, 'error')} found")
     return EXIT_ERRORS if errors else 0
 

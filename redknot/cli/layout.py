@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from redknot.cli.common import human_bytes, plural, print_json, table
+from redknot.cli.printable import printable
 from redknot.errors import ConfigError
 from redknot.latents.formats import PRECISIONS
 from redknot.latents.layout import SGLANG_PAGE_TOKENS, Block, LayerLayout, ModelLayout, Size, State, model_layout
@@ -143,7 +144,7 @@ def _text(count: Fraction) -> str:
 def _print(name: str, layout: ModelLayout, pages: Pages, tokens: int) -> None:
     geometry = layout.geometry
     counts = ", ".join(f"{geometry.kinds.count(kind.kind)} {kind.kind.name}" for kind in layout.kinds)
-    print(f"{name}: {plural(geometry.num_layers, 'layer')} ({counts}), window {geometry.window}")
+    print(f"{printable(name)}: {plural(geometry.num_layers, 'layer')} ({counts}), window {geometry.window}")
     paging = {page.tokens for stores in pages.values() for page in stores.values()}
     of_pages = "".join(f", pages of {page_tokens}" for page_tokens in paging)
     print(f"format {layout.precision.name}, blocks of {layout.block_tokens} tokens{of_pages}; sizes are bytes, of the")

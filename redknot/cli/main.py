@@ -10,12 +10,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 from redknot import __version__
+from redknot.cli.printable import printable
 from redknot.errors import RedKnotError
 
 VERBS = {
@@ -53,6 +55,7 @@ def available_verbs() -> dict[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `redknot ARGV...` and return the exit code."""
+    _print_anything()
     arguments = sys.argv[1:] if argv is None else list(argv)
     verbs = available_verbs()
     if not arguments:
@@ -76,16 +79,30 @@ def _module(verb: str) -> str:
     return f"redknot.cli.{verb.replace('-', '_')}"
 
 
+class _Parser(argparse.ArgumentParser):
+    """Shows an argument that it refuses without sending its control characters to the terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
+def _print_anything() -> None:
+    """Let text that the streams' encoding lacks (ascii, say) be printed as escapes instead of ending the program."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _run_verb(verb: str, arguments: list[str]) -> int:
     try:
         module = cast(Verb, importlib.import_module(_module(verb)))
-        parser = argparse.ArgumentParser(prog=f"redknot {verb}", description=VERBS[verb], allow_abbrev=False)
+        parser = _Parser(prog=f"redknot {verb}", description=VERBS[verb], allow_abbrev=False)
         module.add_arguments(parser)
         code = module.run(parser.parse_args(arguments))
         sys.stdout.flush()
         return code
     except RedKnotError as error:
-        print(f"redknot {verb}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"redknot {verb}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return EXIT_REFUSED
     except KeyboardInterrupt:
         print(f"redknot {verb}: interrupted", file=sys.stderr)
@@ -95,8 +112,8 @@ def _run_verb(verb: str, arguments: list[str]) -> int:
         if isinstance(error, BrokenPipeError):  # `redknot ls | head`: nobody reads any more, which is no error of ours
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
-        where = f" {error.filename}" if error.filename else ""
-        print(f"redknot {verb}: error:{where}: {error.strerror or error}", file=sys.stderr)
+        where = f" {printable(str(error.filename))}" if error.filename else ""
+        print(f"redknot {verb}: error:{where}: {printable(error.strerror or str(error))}", file=sys.stderr)
         return EXIT_REFUSED
 
 

@@ -13,6 +13,7 @@ from redknot.cli.common import (
     print_json,
     settings,
 )
+from redknot.cli.printable import printable
 from redknot.errors import StoreError
 
 
@@ -41,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
             freed = store.remove(row.artifact_id, row.namespace)
             removed.append({"artifact_id": row.artifact_id, "names": list(names), "freed_bytes": freed})
             if not args.json:
-                print(f"removed {row.artifact_id[:SHORT_ID]} ({', '.join(names) or 'no name'}), {human_bytes(freed)}")
+                called = printable(", ".join(names)) or "no name"
+                print(f"removed {row.artifact_id[:SHORT_ID]} ({called}), {human_bytes(freed)}")
     if args.json:
         print_json(removed)
     return 0

@@ -22,6 +22,7 @@ from redknot.cli.common import (
     settings,
     table,
 )
+from redknot.cli.printable import printable
 from redknot.errors import StoreError
 
 
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         names = store.names(row.artifact_id, row.namespace)
     _print(row, certificate, names)
     for fault in faults:
-        print(f"fault      {fault.section} in {fault.file}: {fault.reason}")
+        print(printable(f"fault      {fault.section} in {fault.file}: {fault.reason}"))
     return 0
 
 
@@ -82,7 +83,7 @@ def _print(row: ArtifactRow, certificate: Certificate, names: tuple[str, ...]) -
         "encoder": f"{model.prompt_encoder}, {model.dtype}",
     }
     for name, value in facts.items():
-        print(f"{name:<10} {value}")
+        print(f"{name:<10} {printable(value)}")
     lines = [
         (name, record.dtype, "x".join(map(str, record.shape)), human_bytes(record.nbytes), record.file)
         for name, record in certificate.sections.items()

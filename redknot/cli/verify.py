@@ -15,6 +15,7 @@ from redknot.cli.common import (
     settings,
     table,
 )
+from redknot.cli.printable import printable
 
 EXIT_DAMAGED = 1
 
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Verify and print; 1 when something is damaged (it is then in quarantine; `redknot build` makes it again)."""
     settings()
-    with ArtifactStore(args.store, mapped=False) as store:  # a disk that fails is then a finding, not a SIGBUS
+    with ArtifactStore(args.store) as store:
         if args.artifacts:
             rows = [find_artifact(store, text, args.namespace) for text in args.artifacts]
             results = [result for row in rows for result in store.verify(row.artifact_id, row.namespace)]
@@ -65,6 +66,6 @@ def run(args: argparse.Namespace) -> int:
         print(table(("ID", "RESULT", "SECTIONS", "READ", "NAMES"), lines, right=(2, 3)))
     for result in damaged:
         for problem in result.problems:
-            print(problem)
+            print(printable(problem))
     print(f"{plural(len(results), 'artifact')} read, {len(damaged)} damaged")
     return EXIT_DAMAGED if damaged else 0

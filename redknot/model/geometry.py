@@ -10,14 +10,17 @@ that the reference configuration class gives it.
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from redknot.errors import CheckpointError, UnsupportedModelError
+from redknot.errors import ConfigError, UnsupportedModelError
 from redknot.model.configfile import read_config
+from redknot.model.ropespec import RopeSpec, rope_specs
+from redknot.model.values import Values
 
 MODEL_TYPE = "deepseek_v4"
 
@@ -28,24 +31,6 @@ class LayerKind(StrEnum):
     SLIDING = "sliding_attention"
     CSA = "compressed_sparse_attention"
     HCA = "heavily_compressed_attention"
-
-
-@dataclass(frozen=True)
-class YarnScaling:
-    """YaRN context extension (arXiv 2309.00071); the amplitude is always 1 in DeepSeek-V4."""
-
-    factor: float
-    original_max_positions: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-
-
-@dataclass(frozen=True)
-class RopeSpec:
-    """One kind of rotary embedding: its base and, for compressed layers, its YaRN scaling."""
-
-    theta: float
-    yarn: YarnScaling | None = None
 
 
 @dataclass(frozen=True)
@@ -124,9 +109,6 @@ class Geometry:
 
     def __post_init__(self) -> None:
         """Refuse a geometry whose parts cannot fit together."""
-        for field, value in vars(self).items():
-            if type(value) is int and value < 1 and field != "bos_token_id":
-                raise CheckpointError(f"config.json: {field} is {value}; it must be positive")
         checks = {
             "num_attention_heads must divide into o_groups": self.num_heads % self.o_groups == 0,
             "qk_rope_head_dim must be even and at most head_dim": self.rope_dim % 2 == 0
@@ -139,7 +121,7 @@ class Geometry:
         }
         for message, holds in checks.items():
             if not holds:
-                raise CheckpointError(f"config.json: {message}")
+                raise ConfigError(f"config.json: {message}")
 
 
 def load_geometry(checkpoint: Path) -> Geometry:
@@ -148,54 +130,48 @@ def load_geometry(checkpoint: Path) -> Geometry:
 
 
 def geometry_from_config(config: Mapping[str, Any]) -> Geometry:
-    """Translate a configuration in either spelling; raises CheckpointError, UnsupportedModelError for other models."""
-    try:
-        _refuse_other_models(config)
-        return _geometry(config)
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise CheckpointError(f"config.json: a value has the wrong type ({error})") from None
-
-
-def _geometry(config: Mapping[str, Any]) -> Geometry:
-    layers = int(_need(config, "num_hidden_layers"))
-    kinds, csa_ratio, hca_ratio = _layer_kinds(config, layers)
-    head_dim = int(_need(config, "head_dim"))
-    main, compress = _rope_specs(config)
-    eos = config.get("eos_token_id", 1)
+    """Translate a configuration in either spelling; raises ConfigError, UnsupportedModelError for other models."""
+    values = Values(config)
+    _refuse_other_models(values)
+    layers = values.count("num_hidden_layers", most=_MOST_NAMED)
+    kinds, csa_ratio, hca_ratio = _layer_kinds(values, layers)
+    head_dim, vocab_size = values.count("head_dim"), values.count("vocab_size")
+    max_positions = values.count("max_position_embeddings", 1048576)
+    main, compress = rope_specs(values)
     return Geometry(
-        vocab_size=int(_need(config, "vocab_size")),
-        hidden_size=int(_need(config, "hidden_size")),
-        num_heads=int(_need(config, "num_attention_heads")),
+        vocab_size=vocab_size,
+        hidden_size=values.count("hidden_size"),
+        num_heads=values.count("num_attention_heads"),
         head_dim=head_dim,
-        rope_dim=_rope_dim(config, head_dim),
-        q_lora_rank=int(_need(config, "q_lora_rank")),
-        o_groups=int(_need(config, "o_groups")),
-        o_lora_rank=int(_need(config, "o_lora_rank")),
-        num_experts=int(_need(config, "n_routed_experts")),
-        experts_per_token=int(_need(config, "num_experts_per_tok")),
+        rope_dim=_rope_dim(values, head_dim),
+        q_lora_rank=values.count("q_lora_rank"),
+        o_groups=values.count("o_groups"),
+        o_lora_rank=values.count("o_lora_rank"),
+        num_experts=values.count("n_routed_experts", most=_MOST_NAMED),
+        experts_per_token=values.count("num_experts_per_tok"),
         num_shared_experts=1,
-        expert_width=int(_need(config, "moe_intermediate_size")),
-        scoring=str(config.get("scoring_func", "sqrtsoftplus")),
-        routed_scale=float(config.get("routed_scaling_factor", 1.5)),
-        swiglu_limit=float(config.get("swiglu_limit", 10.0)),
-        window=int(_need(config, "sliding_window")),
+        expert_width=values.count("moe_intermediate_size"),
+        scoring=values.raw("scoring_func", "sqrtsoftplus"),
+        routed_scale=values.number("routed_scaling_factor", 1.5),
+        swiglu_limit=values.number("swiglu_limit", 10.0),
+        window=values.count("sliding_window", most=min(max_positions, _MOST_WINDOW)),
         csa_ratio=csa_ratio,
         hca_ratio=hca_ratio,
         kinds=kinds,
-        hash_layers=_hash_layers(config, layers),
-        index_heads=int(_need(config, "index_n_heads")),
-        index_head_dim=int(_need(config, "index_head_dim")),
-        index_topk=int(_need(config, "index_topk")),
-        hc_mult=int(_need(config, "hc_mult")),
-        hc_sinkhorn_iters=int(config.get("hc_sinkhorn_iters", 20)),
-        hc_eps=float(config.get("hc_eps", 1e-6)),
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        hash_layers=_hash_layers(values, layers),
+        index_heads=values.count("index_n_heads"),
+        index_head_dim=values.count("index_head_dim"),
+        index_topk=values.count("index_topk"),
+        hc_mult=values.count("hc_mult"),
+        hc_sinkhorn_iters=values.count("hc_sinkhorn_iters", 20, most=_MOST_SINKHORN),
+        hc_eps=values.number("hc_eps", 1e-6),
+        norm_eps=values.number("rms_norm_eps", 1e-6),
         rope_main=main,
         rope_compress=compress,
-        max_positions=int(config.get("max_position_embeddings", 1048576)),
-        bos_token_id=config.get("bos_token_id", 0),
-        eos_token_ids=tuple(eos) if isinstance(eos, list) else ((eos,) if eos is not None else ()),
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        max_positions=max_positions,
+        bos_token_id=_bos(values, vocab_size),
+        eos_token_ids=_eos(values, vocab_size),
+        tie_embeddings=values.flag("tie_word_embeddings", False),
     )
 
 
@@ -212,89 +188,81 @@ _FIXED = {
 }
 
 
-def _refuse_other_models(config: Mapping[str, Any]) -> None:
+# Sizes that no tensor's shape contradicts, so that a slip of the pen would take all time or memory.
+_MOST_SINKHORN = 1000  # a row normalises that often in every layer; the models say 20
+_MOST_WINDOW = 65536  # keys of a few rows at once; the models say 128
+_MOST_NAMED = 4096  # layers and experts have tensors of their own names; the models say 61 and 384
+
+
+def _refuse_other_models(values: Values) -> None:
+    config, nested = values.found, values.inner("text_config")  # where V4.1 keeps its geometry
     model_type = config.get("model_type")
-    names = f"{model_type} {config.get('architectures')}".lower().replace(".", "_")
-    nested = config.get("text_config") or {}  # where V4.1 keeps its geometry
-    keys = any(source.get(key) is not None for source in (config, nested) for key in _V41_KEYS)
+    names = reprlib.repr([model_type, config.get("architectures")]).lower().replace(".", "_")
+    keys = any(source.has(key) for source in (values, nested) for key in _V41_KEYS)
     if "v4_1" in names or "v41" in names or keys:
         raise UnsupportedModelError("DeepSeek-V4.1 has another layout and is not supported; use DeepSeek-V4")
     if model_type != MODEL_TYPE:
-        raise UnsupportedModelError(f"model_type {model_type!r} is not supported; RedKnot serves {MODEL_TYPE!r}")
+        shown = reprlib.repr(model_type)
+        raise UnsupportedModelError(f"model_type {shown} is not supported; RedKnot serves {MODEL_TYPE!r}")
     for key, (value, meaning) in _FIXED.items():
         if config.get(key) not in (None, value):
-            raise UnsupportedModelError(f"config.json: {key} {config[key]!r} is not supported; DeepSeek-V4 {meaning}")
+            shown = reprlib.repr(config[key])
+            raise UnsupportedModelError(f"config.json: {key} {shown} is not supported; DeepSeek-V4 {meaning}")
 
 
-def _need(config: Mapping[str, Any], key: str) -> Any:
-    if config.get(key) is None:
-        raise CheckpointError(f"config.json: {key} is missing")
-    return config[key]
-
-
-def _layer_kinds(config: Mapping[str, Any], layers: int) -> tuple[tuple[LayerKind, ...], int, int]:
-    rates = dict(config.get("compress_rates") or {})
-    csa = int(config.get("compress_rate_csa") or rates.get(LayerKind.CSA, 4))
-    hca = int(config.get("compress_rate_hca") or rates.get(LayerKind.HCA, 128))
-    if config.get("layer_types") is not None:
+def _layer_kinds(values: Values, layers: int) -> tuple[tuple[LayerKind, ...], int, int]:
+    rates = values.inner("compress_rates")
+    csa, hca = (
+        values.count(alone) if values.has(alone) else rates.count(kind, default)
+        for alone, kind, default in (
+            ("compress_rate_csa", LayerKind.CSA, 4),
+            ("compress_rate_hca", LayerKind.HCA, 128),
+        )
+    )
+    if values.has("layer_types"):
         try:
-            kinds = tuple(LayerKind(name) for name in config["layer_types"])
+            kinds = tuple(LayerKind(name) for name in values.items("layer_types", str))
         except ValueError as error:
             raise UnsupportedModelError(f"config.json: layer_types: {error}") from None
     else:
-        ratios = list(_need(config, "compress_ratios"))
+        ratios = values.items("compress_ratios", int)
         table = {0: LayerKind.SLIDING, csa: LayerKind.CSA, hca: LayerKind.HCA}
         unknown = sorted({ratio for ratio in ratios if ratio not in table})
         if unknown:
             raise UnsupportedModelError(f"config.json: compress_ratios {unknown} are none of 0, {csa}, {hca}")
         kinds = tuple(table[ratio] for ratio in ratios)
-    if not 0 < layers <= len(kinds):
-        raise CheckpointError(f"config.json: {len(kinds)} layer kinds for num_hidden_layers {layers}")
+    if layers > len(kinds):
+        raise ConfigError(f"config.json: {len(kinds)} layer kinds for num_hidden_layers {layers}")
     return kinds[:layers], csa, hca
 
 
-def _hash_layers(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
-    types = config.get("mlp_layer_types")
-    if types is not None:
+def _hash_layers(values: Values, layers: int) -> tuple[bool, ...]:
+    if values.has("mlp_layer_types"):
+        types = values.items("mlp_layer_types", str)
         unknown = sorted(set(types) - {"hash_moe", "moe"})
         if unknown:
             raise UnsupportedModelError(f"config.json: mlp_layer_types {unknown} are neither hash_moe nor moe")
         return tuple(name == "hash_moe" for name in types[:layers])
-    count = int(config.get("num_hash_layers", 3))
+    count = values.count("num_hash_layers", 3, least=0)
     return tuple(layer < count for layer in range(layers))
 
 
-def _rope_dim(config: Mapping[str, Any], head_dim: int) -> int:
-    if config.get("partial_rotary_factor") is not None:
-        return int(head_dim * config["partial_rotary_factor"])
-    return int(config.get("qk_rope_head_dim", head_dim * 64 // 512))
+def _bos(values: Values, vocab_size: int) -> int | None:
+    """The id in front of every request; a null says that there is none, a missing key is the reference's 0."""
+    absent = "bos_token_id" in values.found and not values.has("bos_token_id")
+    return None if absent else values.count("bos_token_id", 0, least=0, most=vocab_size - 1)
 
 
-def _rope_specs(config: Mapping[str, Any]) -> tuple[RopeSpec, RopeSpec]:
-    nested = config.get("rope_parameters") or {}
-    if isinstance(nested.get("main"), Mapping) and isinstance(nested.get("compress"), Mapping):
-        return _rope_spec(nested["main"], None), _rope_spec(nested["compress"], None)
-    scaling = nested or config.get("rope_scaling") or {}
-    main = RopeSpec(float(config.get("rope_theta", 10000.0)))
-    return main, _rope_spec(scaling, float(config.get("compress_rope_theta", 160000.0)))
+def _eos(values: Values, vocab_size: int) -> tuple[int, ...]:
+    """The ids that end an answer: one, or a list of them; as with BOS, null is none and a missing key 1."""
+    found = values.found.get("eos_token_id", 1)
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if any(type(index) is not int or not 0 <= index < vocab_size for index in ids):
+        raise values.refused("eos_token_id", f"token ids from 0 to {vocab_size - 1}")
+    return tuple(ids)
 
 
-def _rope_spec(parameters: Mapping[str, Any], theta: float | None) -> RopeSpec:
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    base = theta if theta is not None else float(_need(parameters, "rope_theta"))
-    if kind == "default":
-        return RopeSpec(base)
-    if kind != "yarn":
-        raise UnsupportedModelError(f"config.json: rope type {kind!r} is neither default nor yarn")
-    for key, value in (("attention_factor", 1), ("truncate", True)):  # the amplitude and the ramp of DeepSeek-V4
-        if parameters.get(key) not in (None, value):
-            raise UnsupportedModelError(f"config.json: rope {key} {parameters[key]!r} is not supported, only {value}")
-    return RopeSpec(
-        base,
-        YarnScaling(
-            factor=float(_need(parameters, "factor")),
-            original_max_positions=int(_need(parameters, "original_max_position_embeddings")),
-            beta_fast=float(parameters.get("beta_fast", 32)),
-            beta_slow=float(parameters.get("beta_slow", 1)),
-        ),
-    )
+def _rope_dim(values: Values, head_dim: int) -> int:
+    if values.has("partial_rotary_factor"):
+        return int(head_dim * values.number("partial_rotary_factor", most=1.0))
+    return values.count("qk_rope_head_dim", head_dim * 64 // 512)

@@ -20,6 +20,9 @@ from redknot.errors import CheckpointError, InputError
 from redknot.model.geometry import Geometry, load_geometry
 
 TOKENIZER_FILE = "tokenizer.json"
+_ORDINARY = 8  # characters a token that only unusual texts exceed
+_PIECE = 65536  # characters that are counted at once
+_MARGIN = 8
 
 
 class Tokenizer:
@@ -48,6 +51,22 @@ class Tokenizer:
             name = self._added.get(int(control[0]), "")
             raise InputError(f"text encodes to the control token {int(control[0])} {name!r}")
         return ids
+
+    def exceeds(self, text: str, limit: int) -> bool:
+        """Whether a text has more than ``limit`` tokens, as far as that shows without encoding all of it at once.
+
+        An encoding takes memory and time a hundred times its text. A text of more than ``_ORDINARY`` characters for
+        each token allowed is therefore counted in pieces, which ends soon if it is too long. A cut changes few tokens
+        beside it; one part in ``_MARGIN`` more than the limit is beyond what all cuts can do. False decides nothing.
+        """
+        if len(text) <= _ORDINARY * limit:
+            return False
+        count = 0
+        for start in range(0, len(text), _PIECE):
+            count += len(self._inner.encode(text[start : start + _PIECE], add_special_tokens=False).ids)
+            if count > limit + limit // _MARGIN:
+                return True
+        return False
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some ids, control tokens written out."""

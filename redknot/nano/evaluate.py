@@ -1,7 +1,9 @@
 """Measure nano: ``python -m redknot.nano.evaluate`` answers fresh test samples in every arm and counts exact answers.
 
-An arm is a profile (``recompute`` included), run in memory without a store, or ``no-documents``: the question alone.
-All arms see the same token ids. The interval is Wilson's, 95 %.
+An arm is a profile (``recompute`` included), run in memory without a store, ``no-documents``: the question alone, or
+``segment-grouped``: every row run, its groups counted from the start of each document and not of the request. All arms
+see the same token ids. The interval is Wilson's, 95 %. KL is of the first answer token's distribution, recompute's
+against the arm's, the mean over the samples in nats.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from redknot.build.capture import evaluate
+from redknot.latents.session import Session
 from redknot.latents.space import LatentSpace
 from redknot.latents.workspace import Workspace
 from redknot.model.checkpoint import load_model
@@ -34,6 +37,8 @@ from redknot.runtime.prefill import dense_session, greedy, prefill
 from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restored_session, segmented_session
 
 NO_DOCUMENTS = "no-documents"
+SEGMENT_GROUPED = "segment-grouped"
+RECOMPUTE = "recompute"
 
 
 @dataclass(frozen=True)
@@ -47,22 +52,34 @@ class InMemory:
         return self.sections[name]
 
 
-def answer_dense(model: Model, token_ids: Tensor, length: int) -> list[int]:
-    """Greedy answer of ``length`` tokens by full recomputation."""
+@dataclass(frozen=True)
+class Answer:
+    """Greedy tokens, and the logits [vocab] of the first one."""
+
+    tokens: list[int]
+    logits: Tensor
+
+
+def answer_dense(model: Model, token_ids: Tensor, length: int) -> Answer:
+    """``length`` tokens by full recomputation."""
     with LatentSpace(model.geometry) as space, Workspace(space) as memory:
         session = dense_session(memory, len(token_ids), len(token_ids) + length)
-        logits = prefill(model, [session], [token_ids], Counters())[0]
-        return greedy(model, session, int(logits.argmax()), length)
+        return _continue(model, session, prefill(model, [session], [token_ids], Counters())[0], length)
+
+
+def answer_grouped(model: Model, segments: Sequence[Tensor], length: int) -> Answer:
+    """``length`` tokens with every row run and groups counted per segment."""
+    token_ids = torch.cat(list(segments))
+    with LatentSpace(model.geometry) as space, Workspace(space) as memory:
+        session = segmented_session(memory, _runs(segments), len(token_ids), length)
+        return _continue(model, session, prefill(model, [session], [token_ids], Counters())[0], length)
 
 
 def answer_reusing(
     model: Model, segments: Sequence[Tensor], artifacts: Sequence[InMemory], profile: Profile, length: int
-) -> list[int]:
-    """Greedy answer with the documents read from artifacts; ``segments`` are [BOS], documents..., question."""
-    token_ids, runs, at = torch.cat(list(segments)), [], len(segments[0])
-    for number, document in enumerate(segments[1:-1]):
-        runs.append(KnownRun(str(number), at, 0, len(document), len(document)))
-        at += len(document)
+) -> Answer:
+    """``length`` tokens with the documents read from artifacts."""
+    token_ids, runs = torch.cat(list(segments)), _runs(segments)
     sources = [Source(run, artifact) for run, artifact in zip(runs, artifacts, strict=True)]
     with LatentSpace(model.geometry) as space, Workspace(space) as memory:
         if profile.reuses_rows:
@@ -72,7 +89,26 @@ def answer_reusing(
         counters = Counters()
         rows = choose_rows(model, session, runs, token_ids, profile, counters)
         logits = prefill_reusing(model, session, sources, rows, token_ids, profile, counters)
-        return greedy(model, session, int(logits.argmax()), length)
+        return _continue(model, session, logits, length)
+
+
+def _runs(segments: Sequence[Tensor]) -> list[KnownRun]:
+    """The documents of [BOS], documents..., question."""
+    runs, at = [], len(segments[0])
+    for number, document in enumerate(segments[1:-1]):
+        runs.append(KnownRun(str(number), at, 0, len(document), len(document)))
+        at += len(document)
+    return runs
+
+
+def _continue(model: Model, session: Session, logits: Tensor, length: int) -> Answer:
+    return Answer(greedy(model, session, int(logits.argmax()), length), logits)
+
+
+def divergence(reference: Tensor, other: Tensor) -> float:
+    """KL(reference || other) of two logits [vocab], in nats."""
+    p, q = reference.double().log_softmax(0), other.double().log_softmax(0)
+    return float((p.exp() * (p - q)).sum())
 
 
 def wilson(right: int, n: int) -> tuple[float, float]:
@@ -82,39 +118,73 @@ def wilson(right: int, n: int) -> tuple[float, float]:
     return (centre - spread) / (1 + z * z / n), (centre + spread) / (1 + z * z / n)
 
 
+@dataclass
+class Tally:
+    """What an arm did over the samples of a task."""
+
+    right: int = 0
+    same_first: int = 0  # first tokens that recompute picks too
+    divergence: float = 0.0
+
+
+def answers(
+    model: Model, segments: Sequence[Tensor], arms: dict[str, Profile | None], needs: tuple[str, ...], length: int
+) -> dict[str, Answer]:
+    """Every arm's answer to one sample: [BOS], documents..., question."""
+    artifacts = [InMemory(s) for s in evaluate(model, segments[1:-1], needs, Counters())] if needs else []
+    found = {}
+    for arm, profile in arms.items():
+        if arm == NO_DOCUMENTS:
+            found[arm] = answer_dense(model, torch.cat([segments[0], segments[-1]]), length)
+        elif arm == SEGMENT_GROUPED:
+            found[arm] = answer_grouped(model, segments, length)
+        elif profile is not None and profile.reuses:
+            found[arm] = answer_reusing(model, segments, artifacts, profile, length)
+        else:
+            found[arm] = answer_dense(model, torch.cat(list(segments)), length)
+    return found
+
+
 def run(model: Model, tokenizer: Tokenizer, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Every task and arm over the same samples."""
-    profiles = {name: load_profile(name) for name in args.arms if name != NO_DOCUMENTS}
-    needs = tuple(sorted({need for profile in profiles.values() for need in profile.needs()} - {"window_tail"}))
-    if any("window_tail" in profile.needs() for profile in profiles.values()):
-        needs = tuple(sorted({*needs, "window_all"}))  # the whole window serves profiles that read the tail only
+    arms = {name: None if name in (NO_DOCUMENTS, SEGMENT_GROUPED) else load_profile(name) for name in args.arms}
+    needs = tuple(sorted({need for p in arms.values() if p is not None for need in p.needs()}))
+    if "window_tail" in needs:  # the whole window serves profiles that read the tail only
+        needs = tuple(sorted({*needs, "window_all"} - {"window_tail"}))
     rows = []
     for task in args.tasks:
         rng = np.random.default_rng([args.seed, sum(task.encode())])
-        right = dict.fromkeys(args.arms, 0)
+        tallies = {arm: Tally() for arm in arms}
         for _ in tqdm(range(args.n), desc=task, disable=not sys.stderr.isatty()):
             tokens = int(rng.integers(args.tokens[0], args.tokens[1] + 1))
             documents = int(rng.integers(args.documents[0], args.documents[1] + 1))
             sample = make_sample(rng, tokenizer, task, "test", tokens, documents)
             *segments, answer = [torch.tensor(ids) for ids in sample_ids(tokenizer, sample)]
-            artifacts = [InMemory(s) for s in evaluate(model, segments[1:-1], needs, Counters())] if needs else []
-            for arm in args.arms:
-                if arm == NO_DOCUMENTS:
-                    found = answer_dense(model, torch.cat([segments[0], segments[-1]]), len(answer))
-                elif profiles[arm].reuses:
-                    found = answer_reusing(model, segments, artifacts, profiles[arm], len(answer))
-                else:
-                    found = answer_dense(model, torch.cat(segments), len(answer))
-                right[arm] += found == answer.tolist()
-        for arm in args.arms:
-            low, high = wilson(right[arm], args.n)
-            row = {"task": task, "arm": arm, "n": args.n, "right": right[arm], "accuracy": right[arm] / args.n}
-            rows.append({**row, "low": low, "high": high, "tokens": args.tokens, "documents": args.documents})
-            print(
-                f"{task:<8} {arm:<24} {right[arm]:>4}/{args.n}  {right[arm] / args.n:.3f} [{low:.3f}, {high:.3f}]",
-                flush=True,
-            )
+            found = answers(model, segments, arms, needs, len(answer))
+            for arm, tally in tallies.items():
+                tally.right += found[arm].tokens == answer.tolist()
+                if RECOMPUTE in found:
+                    tally.same_first += found[arm].tokens[0] == found[RECOMPUTE].tokens[0]
+                    tally.divergence += divergence(found[RECOMPUTE].logits, found[arm].logits)
+        for arm, tally in tallies.items():
+            rows.append(_row(args, task, arm, tally))
+            print(_line(rows[-1]), flush=True)
     return rows
+
+
+def _row(args: argparse.Namespace, task: str, arm: str, tally: Tally) -> dict[str, Any]:
+    low, high = wilson(tally.right, args.n)
+    row = {"task": task, "arm": arm, "n": args.n, "right": tally.right, "accuracy": tally.right / args.n}
+    row |= {"low": low, "high": high, "tokens": args.tokens, "documents": args.documents}
+    if RECOMPUTE in args.arms:
+        row |= {"top1_agreement": tally.same_first / args.n, "kl": tally.divergence / args.n}
+    return row
+
+
+def _line(row: dict[str, Any]) -> str:
+    text = f"{row['task']:<8} {row['arm']:<24} {row['right']:>4}/{row['n']}  "
+    text += f"{row['accuracy']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+    return text + (f"  KL {row['kl']:.4f}  top-1 {row['top1_agreement']:.3f}" if "kl" in row else "")
 
 
 def main() -> None:

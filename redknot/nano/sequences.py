@@ -52,8 +52,8 @@ def training_sequence(
 ) -> tuple[Ids, Weights]:
     """BOS, documents, then questions drawn with replacement, each followed by its answer and EOS.
 
-    The first answer to a question (value and full stop) weighs 1, everything else `recipe.other_weight`: an answer given
-    again can be copied from the first one.
+    The first answer to a question (value and full stop) weighs 1, everything else `recipe.other_weight`: a repeated one
+    can be copied from the first.
 
     Raises:
         ValueError: the recipe does not fit in `n_tokens`, or no fact is `min_distance` away from the first question.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from redknot.model.geometry import RopeSpec, YarnScaling
+from redknot.model.ropespec import RopeSpec, YarnScaling
 
 
 @dataclass(frozen=True)

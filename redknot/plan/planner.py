@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from redknot.errors import DocumentReason
 from redknot.model.geometry import Geometry
 from redknot.model.profile import Profile
-from redknot.plan.match import Match
 from redknot.plan.rows import KnownRun, repaired_rows
+from redknot.plan.search import Match
+from redknot.plan.worth import saves_more_than_its_probe
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ def make_plan(
     """Decide each match; with ``spans`` (the client's documents) a document is a span, else it is a match.
 
     ``foreign`` are the artifacts that spans name and this namespace does not have: whether another one has them is
-    not told, and nothing of such a span is reused. The break-even rule is exact here: a run whose rows would all
-    run again saves nothing and becomes new text.
+    not told, and nothing of such a span is reused. The break-even rule: a run whose rows would all run again saves
+    nothing and becomes new text, and so do all runs whose rows cannot save together what it costs to rank them.
     """
     runs: list[KnownRun] = []
     decided: list[PlannedDocument] = []
@@ -82,6 +83,9 @@ def make_plan(
         decided.append(
             PlannedDocument(match.artifact_id, match.start, match.length, reason, match.length, run.doc_length)
         )
+    if not saves_more_than_its_probe(geometry, profile, runs, total):
+        runs = []
+        decided = [replace(one, reason=one.reason or DocumentReason.NOT_WORTH_IT) for one in decided]
     if spans is not None:
         decided = [_spanned(span, decided, span in named, geometry) for span in spans]
     return Plan(total, tuple(runs), tuple(decided))
@@ -103,8 +107,6 @@ def _spanned(span: Span, decided: Sequence[PlannedDocument], foreign: bool, geom
 
 def _refusal(run: KnownRun, total: int, known: Known, profile: Profile, geometry: Geometry) -> DocumentReason | None:
     needs = profile.needs()
-    if run.length < geometry.block_length:
-        return DocumentReason.TOO_SHORT
     if not set(needs) <= known.needs:
         return DocumentReason.NOT_BUILT
     if "window_tail" in needs and not run.whole and "window_all" not in known.needs:

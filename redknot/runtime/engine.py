@@ -125,8 +125,9 @@ class Engine:
     ) -> Result:
         """Answer one request greedily.
 
-        Give exactly one of ``prompt`` (text), ``token_ids`` (used as they are) or ``segments`` (texts or ids,
-        tokenised one by one, so document boundaries are exact; BOS is put in front). ``spans`` names the documents
+        Give exactly one of ``prompt`` (text), ``token_ids`` (any of the vocabulary, used as they are: BOS stands where
+        they say and nowhere else) or ``segments`` (texts or ids, tokenised one by one, so document boundaries are
+        exact; BOS is put in front). ``spans`` names the documents
         inside ``token_ids`` as [start, end) and nothing else is searched; a ``Span`` may say which artifact it is, and
         is new text when this namespace has no such artifact. ``reuse`` "required" raises ReuseUnavailableError instead
         of running dense. Raises InputError for a malformed request, and StoreError, before anything runs, for one that

@@ -15,6 +15,7 @@ from redknot.comm.shard import SINGLE, Shard
 from redknot.model.geometry import Geometry, LayerKind
 from redknot.model.profile import Profile, Treatment
 from redknot.plan.rows import Rows
+from redknot.plan.worth import skipped_layers
 from redknot.runtime.counters import Counters
 
 
@@ -94,7 +95,7 @@ def ledgers(
     """
     layers, heads = geometry.num_layers, geometry.num_heads
     skipped = recompute_row_layers(geometry, tokens) - counters.row_layers
-    middle, missing = _skipped_layers(geometry, profile)
+    middle, missing = skipped_layers(geometry, profile)
     # Every skipped row is missing from the same layers, so the middle's part of them is a fixed fraction.
     in_middle = skipped * middle // missing if missing else 0
     local = heads - len(profile.global_heads) * geometry.o_groups
@@ -119,31 +120,19 @@ def row_bound(geometry: Geometry, profile: Profile, total: int, protected: int, 
     """How many times fewer row-layers than recompute a profile runs: the speed-up if rows were all that costs.
 
     ``total`` rows of which ``protected`` and ``active`` (the numbers of rows) run everywhere. It bounds what skipping
-    rows gives; dropped heads and experts may come on top, the cost of rows that only leave latents comes off.
+    rows gives; dropped heads and experts may come on top, the cost of rows that only leave latents comes off, and so
+    does a probe, whose rows run again: what it costs is in the FLOPs of ``Ledgers.arithmetic``.
     """
     recompute = recompute_row_layers(geometry, total)
     if profile.middle_idle is not Treatment.SKIP:
         return 1.0
-    _, missing = _skipped_layers(geometry, profile)
+    _, missing = skipped_layers(geometry, profile)
     return recompute / (recompute - (total - protected - active) * missing)
 
 
 def recompute_row_layers(geometry: Geometry, tokens: int) -> int:
     """Row-layers of a native dense prefill: every row in every layer but the last, where the last row runs alone."""
     return (geometry.num_layers - 1) * tokens + min(tokens, 1)
-
-
-def _skipped_layers(geometry: Geometry, profile: Profile) -> tuple[int, int]:
-    """Of the layers in which recompute runs an idle row, those of the middle and all that a skipped one misses.
-
-    A row that leaves after the first fence only leaves its latents in the fence's last layer, so it misses that too.
-    The last layer does not count: recompute prunes it as well.
-    """
-    layers, fence = geometry.num_layers, profile.fence_layers
-    middle = max(layers - 2 * fence, 0) - (fence == 0)
-    if profile.fence_idle is Treatment.FULL and fence:
-        return middle, middle + 1 if middle else 0
-    return middle, layers - 1
 
 
 def recompute_flops(geometry: Geometry, tokens: int, shard: Shard = SINGLE) -> int:

@@ -46,7 +46,6 @@ class Library:
     known: dict[str, Known] = field(default_factory=dict)  # what the planner may ask about
     _rows: dict[str, TokenRow] = field(default_factory=dict)
     _revision: object = None
-    _held: dict[str, LoadedArtifact] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Start with an empty index; the first request fills it."""
@@ -66,7 +65,6 @@ class Library:
             fresh = {row.artifact.artifact_id: row for row in rows}
             for gone in self._rows.keys() - fresh.keys():
                 self.index.remove(gone)
-                self._held.pop(gone, None)
             for artifact_id in fresh.keys() - self._rows.keys():
                 self.index.add(artifact_id, fresh[artifact_id].token_ids)
             self._rows, self._revision = fresh, revision
@@ -107,9 +105,7 @@ class Library:
         """
         row = self._rows[artifact_id]
         try:
-            artifact = self._held.get(artifact_id)
-            if artifact is None or artifact.certificate.generation != row.artifact.generation or artifact.is_stale():
-                artifact = self.store.load(artifact_id, self.namespace)
+            artifact = self.store.load(artifact_id, self.namespace)
             world = self.shard.world
             # An artifact that serves several profiles may keep all window rows where this one reads the last ones.
             held = {*self.needs, *({"window_all"} & set(artifact.certificate.needs))}
@@ -130,7 +126,5 @@ class Library:
                 if parse_section(name).rank in (None, self.shard.rank):
                     artifact.section(name)
         except StoreError as error:
-            self._held.pop(artifact_id, None)
             raise Refused(request_reason(error), str(error)) from error
-        self._held[artifact_id] = artifact
         return artifact

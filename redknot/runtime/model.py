@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from redknot.comm.group import Group, OneProcess
-from redknot.model.geometry import Geometry, RopeSpec
+from redknot.model.geometry import Geometry
+from redknot.model.ropespec import RopeSpec
 from redknot.model.weights import ModelWeights
 from redknot.ops.rope import inverse_frequencies
 

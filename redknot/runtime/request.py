@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Sequence
 from operator import index as as_int
 
@@ -34,9 +35,9 @@ def read_request(
     found: list[Span] | None = None
     bos = [] if geometry.bos_token_id is None else [geometry.bos_token_id]
     if segments is not None:
-        ids, found = _join(segments, tokenizer, bos)
+        ids, found = _join(segments, tokenizer, geometry, bos)
     elif prompt is not None:
-        ids = [*bos, *tokenizer.encode(prompt).tolist()]
+        ids = [*bos, *_encode(prompt, "prompt", tokenizer, geometry)]
     else:
         ids = _plain(token_ids if token_ids is not None else (), "token_ids")
         found = None if spans is None else _checked(spans, len(ids))
@@ -51,18 +52,21 @@ def read_length(max_new_tokens: int) -> int:
     except TypeError:
         length = 0
     if length < 1:
-        raise InputError(f"max_new_tokens must be a whole number of at least 1, not {max_new_tokens!r}")
+        raise InputError(f"max_new_tokens must be a whole number of at least 1, not {_shown(max_new_tokens)}")
     return length
 
 
-def _join(segments: Sequence[Text], tokenizer: Tokenizer, bos: list[int]) -> tuple[list[int], list[Span] | None]:
+def _join(
+    segments: Sequence[Text], tokenizer: Tokenizer, geometry: Geometry, bos: list[int]
+) -> tuple[list[int], list[Span] | None]:
     """BOS and the segments' ids; every segment but the last is a document, an only one may hold some."""
-    if isinstance(segments, str):
-        raise InputError("segments must be a list of texts or of token id lists, not one text")
+    if isinstance(segments, str | bytes) or not isinstance(segments, Sequence):
+        found = "one text" if isinstance(segments, str) else type(segments).__name__
+        raise InputError(f"segments must be a list of texts or of token id lists, not {found}")
     ids, spans = list(bos), []
     for number, segment in enumerate(segments):
-        text = isinstance(segment, str)
-        part = tokenizer.encode(segment).tolist() if isinstance(segment, str) else _plain(segment, f"segment {number}")
+        text, what = isinstance(segment, str), f"segment {number}"
+        part = _encode(segment, what, tokenizer, geometry) if isinstance(segment, str) else _plain(segment, what)
         if not text and bos and bos[0] in part:
             raise InputError(f"segment {number} holds the BOS token {bos[0]}; it is put in front of the request, once")
         if part and number + 1 < len(segments):
@@ -71,24 +75,42 @@ def _join(segments: Sequence[Text], tokenizer: Tokenizer, bos: list[int]) -> tup
     return ids, spans if len(segments) > 1 else None
 
 
+def _encode(text: object, what: str, tokenizer: Tokenizer, geometry: Geometry) -> list[int]:
+    """Ids of a text; one that cannot fit the model is refused before it is encoded."""
+    if not isinstance(text, str):
+        raise InputError(f"{what} must be a text, not {type(text).__name__}")
+    if tokenizer.exceeds(text, geometry.max_positions):
+        limit = geometry.max_positions
+        raise InputError(f"{what} has more than {limit} tokens, the model has {limit} positions")
+    ids: list[int] = tokenizer.encode(text).tolist()
+    return ids
+
+
 def _plain(ids: Iterable[int], what: str) -> list[int]:
     try:
+        if isinstance(ids, bytes | bytearray):  # their items are integers, but hardly meant as token ids
+            raise TypeError
         return [as_int(token) for token in ids]
     except TypeError:
-        raise InputError(f"{what} must be a list of integers") from None
+        raise InputError(f"{what} must be a list of integers, found {_shown(ids)}") from None
+
+
+def _shown(value: object) -> str:
+    """A short form of what a client gave, on one line."""
+    return " ".join(reprlib.repr(value).split())
 
 
 def _checked(spans: Sequence[Span | tuple[int, int]], total: int) -> list[Span]:
     """Spans in order, none empty, none outside the request, none overlapping."""
     checked: list[Span] = []
     if not isinstance(spans, Iterable):
-        raise InputError(f"spans must be a list of Spans or pairs of integers, found {spans!r}")
+        raise InputError(f"spans must be a list of Spans or pairs of integers, found {_shown(spans)}")
     for number, given in enumerate(spans):
         try:
             start, end = (given.start, given.end) if isinstance(given, Span) else given
             span = Span(as_int(start), as_int(end), given.artifact_id if isinstance(given, Span) else None)
         except (TypeError, ValueError):
-            raise InputError(f"span {number} must be a Span or a pair of integers, found {given!r}") from None
+            raise InputError(f"span {number} must be a Span or a pair of integers, found {_shown(given)}") from None
         if not 0 <= span.start < span.end <= total:
             raise InputError(
                 f"span {number} is [{span.start}, {span.end}); supported: 0 <= start < end <= {total} tokens"

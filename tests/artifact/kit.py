@@ -3,16 +3,17 @@
 import os
 import signal
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from redknot.artifact.certificate import Certificate, CertificateDraft
-from redknot.artifact.files import SafetensorsFile
+from redknot.artifact.files import read_sections_table
 from redknot.artifact.identity import ModelIdentity, TokenIds, token_hash
 from redknot.artifact.loaded import LoadedArtifact
+from redknot.artifact.publish import Publication
 from redknot.artifact.rows import ArtifactRow, ArtifactState
 from redknot.artifact.schema import CATALOGUE_FILE, generation_dir
 from redknot.artifact.store import ArtifactStore
@@ -53,6 +54,17 @@ def sections(fill: float | None = None, *, layers: int = 6, world: int = 1, rows
             add(f"layers.{layer}.zl.r{rank}of{world}", (rows, 8 // world), torch.bfloat16)
     add("boundary.streams", (rows, 64), torch.bfloat16)
     return made
+
+
+def publish(
+    store: ArtifactStore,
+    draft: CertificateDraft,
+    sections: Mapping[str, torch.Tensor],
+    token_ids: TokenIds,
+    names: Sequence[str] = (),
+) -> Certificate:
+    """Publish one document, as a build of one does."""
+    return store.publish_many([Publication(draft, sections, token_ids, names)])[0]
 
 
 def run_child(work: Callable[[], object]) -> int:
@@ -144,8 +156,9 @@ def flip(path: Path, at: int) -> None:
 
 
 def offset_of(path: Path, name: str) -> int:
-    opened = SafetensorsFile(path)
-    return 8 + int.from_bytes(path.read_bytes()[:8], "little") + opened.entries[name].end - 1
+    """Where the last byte of a tensor lies in its file."""
+    tensor = read_sections_table(path)[name]
+    return tensor.start + tensor.nbytes - 1
 
 
 # What may become of the stored token ids of one artifact; None: they are gone.

@@ -11,13 +11,13 @@ from redknot.artifact.identity import token_hash
 from redknot.artifact.reasons import LayoutVersionError, MalformedFileError, request_reason
 from redknot.artifact.store import ArtifactStore
 from redknot.errors import CorruptSectionError, RequestReason, StoreError
-from tests.artifact.kit import GEOMETRY, NAMESPACE, TOKENS, draft, model, sections
+from tests.artifact.kit import GEOMETRY, NAMESPACE, TOKENS, draft, model, publish, sections
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     with ArtifactStore(tmp_path_factory.mktemp("x") / "store", create=True) as store:
-        return store.publish(draft(world=2), sections(world=2), TOKENS)
+        return publish(store, draft(world=2), sections(world=2), TOKENS)
 
 
 @pytest.fixture
@@ -48,9 +48,16 @@ def test_round_trip(certificate: Certificate) -> None:
     assert again.digest == certificate.digest
     assert parse_certificate(resealed(certificate, {})) == certificate
     assert certificate.token_count == len(TOKENS)
-    assert certificate.nbytes == sum(t.numel() * t.element_size() for t in sections(world=2).values())
     assert certificate.sections["layers.2.zl.r1of2"].channels == (4, 8)
     assert certificate.sections["layers.2.entries"].channels is None
+
+
+@pytest.mark.parametrize("field", ["model", "needs", "sections", "unknown"])
+def test_nesting_without_end(certificate: Certificate, field: str) -> None:
+    body = certificate.model_dump_json().removesuffix("}")
+    text = f'{body},"{field}":{"[" * 100_000}{"]" * 100_000}}}'
+    with pytest.raises(MalformedFileError):
+        parse_certificate(f'{{"certificate":{text},\n"checksum":"{checksum(text.encode())}"}}\n'.encode())
 
 
 @pytest.mark.parametrize(

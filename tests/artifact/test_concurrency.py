@@ -10,13 +10,13 @@ import pytest
 
 from redknot.artifact.reasons import StaleGenerationError
 from redknot.artifact.store import ArtifactStore
-from tests.artifact.kit import NAMESPACE, TOKENS, draft, find, read_sections, sections, start_child
+from tests.artifact.kit import NAMESPACE, TOKENS, draft, find, publish, read_sections, sections, start_child
 
 
 def build_forever(root: Path, number: int, progress: int) -> None:
     with ArtifactStore(root, create=True) as store:
         while True:
-            store.publish(draft(), sections(float(number), layers=2, rows=8), TOKENS, ["a.txt"])
+            publish(store, draft(), sections(float(number), layers=2, rows=8), TOKENS, ["a.txt"])
             os.write(progress, b"b")
 
 

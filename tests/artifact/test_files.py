@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import pickle
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from redknot.artifact import files
-from redknot.artifact.files import SafetensorsFile, byte_view, read_small, write_atomic, write_safetensors
-from redknot.artifact.header import DTYPES, HEADER_CAP, parse_header
+from redknot.artifact.files import (
+    byte_view,
+    checksum,
+    read_section,
+    read_sections_table,
+    read_small,
+    write_atomic,
+    write_safetensors,
+)
+from redknot.artifact.header import DTYPES, HEADER_CAP
 from redknot.artifact.reasons import MalformedFileError
 from redknot.errors import StoreError
 from tests.artifact.kit import Steps
@@ -38,6 +47,10 @@ def make(specs: dict) -> dict[str, torch.Tensor]:
     return made
 
 
+def opened(path: Path, name: str) -> torch.Tensor:
+    return read_section(read_sections_table(path)[name])
+
+
 def same(left: torch.Tensor, right: torch.Tensor) -> bool:
     return left.dtype == right.dtype and left.shape == right.shape and byte_view(left) == byte_view(right)
 
@@ -51,34 +64,31 @@ def test_what_is_written_is_read_and_is_safetensors(tmp_path: Path, specs: dict)
     written = write_safetensors(path, tensors)
     assert written.keys() == tensors.keys()
     library = safetensors.torch.load_file(path)
-    for mapped in (True, False):
-        opened = SafetensorsFile(path, mapped=mapped)
-        assert opened.entries.keys() == tensors.keys()
-        for name, tensor in tensors.items():
-            assert same(opened.tensor(name), tensor)
-            assert same(library[name], tensor)
-            assert written[name].nbytes == opened.entries[name].nbytes
-            assert written[name].checksum == files.checksum(byte_view(tensor))
+    table = read_sections_table(path)
+    assert table.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert same(read_section(table[name]), tensor)
+        assert same(library[name], tensor)
+        assert written[name].nbytes == table[name].nbytes
+        assert written[name].checksum == checksum(byte_view(tensor))
 
 
 def test_the_library_s_files_are_read(tmp_path: Path) -> None:
     tensors = {"b": torch.randn(3, 5), "a": torch.arange(7, dtype=torch.uint8), "c": torch.randn(2).bfloat16()}
     safetensors.torch.save_file(tensors, tmp_path / "x", metadata={"format": "pt"})
-    opened = SafetensorsFile(tmp_path / "x")
-    assert all(same(opened.tensor(name), tensor) for name, tensor in tensors.items())
+    assert all(same(opened(tmp_path / "x", name), tensor) for name, tensor in tensors.items())
 
 
-def test_a_misaligned_tensor_is_copied(tmp_path: Path) -> None:
+def test_a_misaligned_tensor_is_read(tmp_path: Path) -> None:
     write_raw(tmp_path / "x", {"a": entry("U8", [3], 0, 3), "b": entry("F32", [1], 3, 7)}, b"\1\2\3\0\0\x80\x3f")
-    assert SafetensorsFile(tmp_path / "x").tensor("b").item() == 1.0
+    assert opened(tmp_path / "x", "b").item() == 1.0
 
 
 def test_strided_tensors_and_long_lists(tmp_path: Path) -> None:
     base = torch.randn(40, 30)
     tensors = {f"t.{i}": base[:, i % 30] for i in range(700)}
     write_safetensors(tmp_path / "x", tensors)
-    opened = SafetensorsFile(tmp_path / "x")
-    assert all(torch.equal(opened.tensor(name), tensor) for name, tensor in tensors.items())
+    assert all(torch.equal(opened(tmp_path / "x", name), tensor) for name, tensor in tensors.items())
 
 
 def test_a_dtype_without_a_name_is_refused(tmp_path: Path) -> None:
@@ -132,12 +142,12 @@ HOSTILE: dict[str, tuple[object, bytes]] = {
 
 @pytest.fixture
 def no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail where a payload would be mapped or read."""
+    """Fail where a payload would be read."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("allocated for a hostile file")
 
-    monkeypatch.setattr(files, "_map", refuse)
+    monkeypatch.setattr(os, "preadv", refuse)
     monkeypatch.setattr(torch, "empty", refuse)
 
 
@@ -147,7 +157,7 @@ def test_hostile_headers(tmp_path: Path, case: str) -> None:
     header, payload = HOSTILE[case]
     write_raw(tmp_path / "x", header, payload)
     with pytest.raises(MalformedFileError, match=str(tmp_path / "x")):
-        SafetensorsFile(tmp_path / "x")
+        read_sections_table(tmp_path / "x")
 
 
 @pytest.mark.usefixtures("no_allocation")
@@ -155,7 +165,7 @@ def test_hostile_headers(tmp_path: Path, case: str) -> None:
 def test_absurd_header_lengths(tmp_path: Path, length: int) -> None:
     write_raw(tmp_path / "x", b"{}", b"", length)
     with pytest.raises(MalformedFileError, match="header of"):
-        SafetensorsFile(tmp_path / "x")
+        read_sections_table(tmp_path / "x")
 
 
 @pytest.mark.usefixtures("no_allocation")
@@ -164,7 +174,7 @@ def test_a_header_above_the_cap_is_not_read(tmp_path: Path) -> None:
         handle.write((HEADER_CAP + 8).to_bytes(8, "little"))
         handle.truncate(2 * HEADER_CAP)
     with pytest.raises(MalformedFileError, match="cap"):
-        SafetensorsFile(tmp_path / "x")
+        read_sections_table(tmp_path / "x")
 
 
 @pytest.mark.usefixtures("no_allocation")
@@ -172,17 +182,18 @@ def test_a_header_above_the_cap_is_not_read(tmp_path: Path) -> None:
 def test_files_that_are_something_else(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x").write_bytes(data)
     with pytest.raises(MalformedFileError):
-        SafetensorsFile(tmp_path / "x")
+        read_sections_table(tmp_path / "x")
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=200, deadline=None)
-def test_any_bytes_are_refused_or_consistent(text: bytes) -> None:
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_are_refused_or_consistent(tmp_path: Path, text: bytes) -> None:
+    write_raw(tmp_path / "x", text)
     try:
-        entries = parse_header(text, 0)
-    except ValueError:
+        table = read_sections_table(tmp_path / "x")
+    except MalformedFileError:
         return
-    assert all(found.nbytes == 0 for found in entries.values())
+    assert all(found.nbytes == 0 for found in table.values())
 
 
 def test_truncation_at_every_page(tmp_path: Path) -> None:
@@ -192,35 +203,65 @@ def test_truncation_at_every_page(tmp_path: Path) -> None:
     for size in {*range(0, len(whole), 4096), len(whole) - 1}:
         path.write_bytes(whole[:size])
         with pytest.raises(MalformedFileError):
-            SafetensorsFile(path)
-
-
-def test_a_mapping_outlives_the_file(tmp_path: Path) -> None:
-    value = torch.randn(1000)
-    write_safetensors(tmp_path / "x", {"a": value})
-    opened = SafetensorsFile(tmp_path / "x")
-    assert not opened.changed()
-    (tmp_path / "x").unlink()
-    assert opened.changed()
-    assert torch.equal(opened.tensor("a"), value)
+            read_sections_table(path)
 
 
 def test_writing_to_a_section_does_not_reach_the_file(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "x", {"a": torch.ones(10)})
-    SafetensorsFile(tmp_path / "x").tensor("a").zero_()
-    assert torch.equal(SafetensorsFile(tmp_path / "x").tensor("a"), torch.ones(10))
+    opened(tmp_path / "x", "a").zero_()
+    assert torch.equal(opened(tmp_path / "x", "a"), torch.ones(10))
 
 
-def test_an_unmapped_file_that_shrinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_shrinks_or_grows_between_two_reads(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "x", {"a": torch.ones(1000)})
-    opened = SafetensorsFile(tmp_path / "x", mapped=False)
+    table = read_sections_table(tmp_path / "x")
+    for size in (2000, 100, 0):
+        os.truncate(tmp_path / "x", size)
+        with pytest.raises(MalformedFileError, match="ended inside tensor a"):
+            read_section(table["a"])
+    (tmp_path / "x").unlink()
+    with pytest.raises(FileNotFoundError):
+        read_section(table["a"])
+
+
+def test_partial_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_safetensors(tmp_path / "x", {"a": torch.arange(1000.0)})
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: real(fd, [buffers[0][:7]], at))
+    assert torch.equal(opened(tmp_path / "x", "a"), torch.arange(1000.0))
+
+
+NO_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "fifo": (os.mkfifo, "a FIFO"),
+    "directory": (os.mkdir, "a directory"),
+    "socket": (lambda path: socket.socket(socket.AF_UNIX).bind(str(path)), "a socket"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "a device"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_what_is_no_regular_file_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    """A FIFO would hold up whoever opens it, /dev/zero never ends."""
+    make_it, name = NO_FILES[kind]
+    make_it(tmp_path / "x")
+    for read in (read_sections_table, read_small):
+        with pytest.raises(MalformedFileError, match=f"x: cannot be read .it is {name}"):
+            read(tmp_path / "x")
+
+
+def test_a_fifo_that_takes_the_place_of_a_file_while_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").write_bytes(b"x")
+    before = os.stat(tmp_path / "x")
+    (tmp_path / "x").unlink()
+    os.mkfifo(tmp_path / "x")
+    descriptors = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
-        patch.setattr(os, "preadv", lambda *_: 0)
-        with pytest.raises(MalformedFileError, match="ends inside"):
-            opened.tensor("a")
-    os.truncate(tmp_path / "x", 2000)
-    with pytest.raises(MalformedFileError, match="changed after"):
-        opened.tensor("a")
+        patch.setattr(os, "stat", lambda *_, **__: before)
+        with pytest.raises(MalformedFileError, match="it is a FIFO"):
+            read_small(tmp_path / "x")
+    assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 def test_partial_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,8 +269,7 @@ def test_partial_writes_are_continued(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "writev", lambda fd, buffers: real(fd, [buffers[0][:7]]))
     value = torch.arange(30, dtype=torch.uint8)
     write_safetensors(tmp_path / "x", {"a": value, "b": value + 1})
-    opened = SafetensorsFile(tmp_path / "x")
-    assert torch.equal(opened.tensor("b"), value + 1)
+    assert torch.equal(opened(tmp_path / "x", "b"), value + 1)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES])

@@ -10,16 +10,16 @@ import signal
 import pytest
 
 from redknot.artifact import publish as publish_module
-from redknot.artifact.catalogue import Catalogue
+from redknot.artifact.connection import CatalogueLink
 from redknot.artifact.store import ArtifactStore
 from redknot.errors import StoreError
-from tests.artifact.kit import NAMESPACE, TOKENS, Steps, draft, find, kill_self, run_child, sections
+from tests.artifact.kit import NAMESPACE, TOKENS, Steps, draft, find, kill_self, publish, run_child, sections
 
 SMALL = {"layers": 2, "rows": 8}
 
 
-def publish(store: ArtifactStore, fill: float) -> None:
-    store.publish(draft(), sections(fill, **SMALL), TOKENS, ["a.txt"])
+def put(store: ArtifactStore, fill: float) -> None:
+    publish(store, draft(), sections(fill, **SMALL), TOKENS, ["a.txt"])
 
 
 def value_seen(store: ArtifactStore) -> float | None:
@@ -37,7 +37,7 @@ def value_seen(store: ArtifactStore) -> float | None:
 @pytest.mark.parametrize("old", [None, 1.0])
 def test_disk_errors_at_every_step(store: ArtifactStore, number: int, old: float | None) -> None:
     if old is not None:
-        publish(store, old)
+        put(store, old)
     failures = 0
     for at in itertools.count():
         fired = []
@@ -49,7 +49,7 @@ def test_disk_errors_at_every_step(store: ArtifactStore, number: int, old: float
         with pytest.MonkeyPatch.context() as patch:
             Steps(at, fail).install(patch)
             try:
-                publish(store, 2.0 + at)
+                put(store, 2.0 + at)
                 old = 2.0 + at  # a step whose failure does no harm, or one step too many
             except StoreError as error:
                 assert re.match(rf"cannot write /\S+: errno {number} ", str(error))  # noqa: PT017
@@ -65,7 +65,7 @@ def test_disk_errors_at_every_step(store: ArtifactStore, number: int, old: float
 
 def test_an_interrupt_at_every_step(store: ArtifactStore) -> None:
     old = 1.0
-    publish(store, old)
+    put(store, old)
     for at in itertools.count():
         fired = []
 
@@ -76,7 +76,7 @@ def test_an_interrupt_at_every_step(store: ArtifactStore) -> None:
         with pytest.MonkeyPatch.context() as patch:
             Steps(at, interrupt).install(patch)
             with contextlib.suppress(KeyboardInterrupt):
-                publish(store, 2.0 + at)
+                put(store, 2.0 + at)
         seen = value_seen(store)
         assert seen in (old, 2.0 + at)
         old = seen
@@ -93,21 +93,21 @@ def test_an_interrupt_at_every_step(store: ArtifactStore) -> None:
 def test_sigkill_at_every_step(store: ArtifactStore, old: float | None) -> None:
     """Steps are the disk calls of a publication and the SQL statements around them."""
     if old is not None:
-        publish(store, old)
+        put(store, old)
 
     def killed(at: int) -> None:
         with ArtifactStore(store.root) as victim, pytest.MonkeyPatch.context() as patch:
             steps = Steps(at, kill_self)
             steps.install(patch)
-            connect = Catalogue._connect
+            connect = CatalogueLink.connection
 
-            def traced(self: Catalogue) -> object:
+            def traced(self: CatalogueLink) -> object:
                 connection = connect(self)
                 connection.set_trace_callback(steps.step)
                 return connection
 
-            patch.setattr(Catalogue, "_connect", traced)
-            publish(victim, 2.0)
+            patch.setattr(CatalogueLink, "connection", traced)
+            put(victim, 2.0)
 
     for at in itertools.count():
         status = run_child(lambda at=at: killed(at))
@@ -119,7 +119,7 @@ def test_sigkill_at_every_step(store: ArtifactStore, old: float | None) -> None:
         assert value_seen(store) == old
         assert os.WTERMSIG(status) == signal.SIGKILL
     assert at > 30
-    publish(store, 3.0)
+    put(store, 3.0)
     assert value_seen(store) == 3.0
 
 
@@ -130,6 +130,6 @@ def test_a_catalogue_that_refuses_leaves_nothing(store: ArtifactStore, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(publish_module, "put_names", full)
         with pytest.raises(StoreError, match="no_such_table"):
-            publish(store, 1.0)
+            put(store, 1.0)
     assert store.bytes_on_disk().objects == store.bytes_on_disk().temporary == 0
     assert store.list() == ()

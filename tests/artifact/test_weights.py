@@ -81,7 +81,10 @@ def test_names_count_and_order_does_not(checkpoint: Path, tmp_path: Path) -> Non
     assert weights_identity(checkpoint, tmp_path / "c2") != first
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 1, "files": [[1]]}'])
+DEEP = '{"version": 1, "files": ' + "[" * 100_000 + "]" * 100_000 + "}"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 1, "files": [[1]]}', DEEP])
 def test_a_damaged_cache_is_rebuilt(checkpoint: Path, tmp_path: Path, reads: list[str], text: str) -> None:
     cache = tmp_path / "weights.json"
     first = weights_identity(checkpoint, cache)
@@ -89,6 +92,19 @@ def test_a_damaged_cache_is_rebuilt(checkpoint: Path, tmp_path: Path, reads: lis
     assert weights_identity(checkpoint, cache) == first
     assert weights_identity(checkpoint, cache) == first
     assert len(reads) == 4
+
+
+@pytest.mark.parametrize("place", ["weights.json", "model/a.safetensors"])
+def test_a_fifo_is_not_waited_for(checkpoint: Path, tmp_path: Path, place: str) -> None:
+    cache = tmp_path / "weights.json"
+    weights_identity(checkpoint, cache)
+    (tmp_path / place).unlink()
+    os.mkfifo(tmp_path / place)
+    if place == "weights.json":
+        assert weights_identity(checkpoint, cache) == weights_identity(checkpoint, tmp_path / "c")
+    else:
+        with pytest.raises(CheckpointError, match="it is a FIFO, not a regular file"):
+            weights_identity(checkpoint, cache)
 
 
 def test_a_cache_that_cannot_be_written_is_no_failure(

@@ -255,9 +255,11 @@ def test_identical_contents_are_one(tokenizer):
 def test_documents_that_cannot_be_built(tokenizer):
     report = CorpusReport()
     texts = {"long": document(MAX_POSITIONS + 1), "fits": document(MAX_POSITIONS), "lone": "a\ud800b"}
+    texts["huge"] = document(100) * 100_000  # refused by what its beginning shows: all of it would take minutes
     made = tokenise([Document(name, text, f"{name}.txt") for name, text in texts.items()], tokenizer, 600, report)
     assert [content.names for content in made.all] == [("fits",)]
     assert [str(problem) for problem in report.problems] == [
         "long.txt: 601 tokens, the model has 600 positions",
         "lone.txt: text holds a lone surrogate, which no UTF-8 file can hold",
+        "huge.txt: more than 600 tokens, the model has 600 positions",
     ]

@@ -101,6 +101,8 @@ def test_undecodable_line_names_line_and_offset_in_the_file(tmp_path):
         ("{", "not JSON"),
         ("nonsense", "not JSON"),
         ("[" * 100_000, "not JSON"),
+        ('{"id": "a", "text": ' + "[" * 100_000 + "]" * 100_000 + "}", "not JSON"),
+        ('{"id": ' + "[" * 500 + "]" * 500 + ', "text": "t"}', '"id" is missing'),
         ("[1]", "not a JSON object"),
         ('"text"', "not a JSON object"),
         ('{"text": "t"}', '"id" is missing'),

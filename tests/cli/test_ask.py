@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,7 +77,11 @@ def test_json_of_both_arms(folder, capsys):
 def test_text_of_both_arms(folder, capsys):
     assert ask(folder, "--profile", "turbo") == 0
     out, _ = capsys.readouterr()
-    assert [line.split()[0] for line in out.splitlines()] == ["reuse", "recompute", "TTFT"]
+    first = len(load_tokenizer(folder / "model").encode(TEXTS["a.txt"]))
+    assert [line.split()[0] for line in out.splitlines()] == [
+        *("reuse", "recompute", "AT", "1", str(1 + first)),
+        "TTFT",
+    ]
     assert "dense:" not in out
     reuse, recompute = out.splitlines()[:2]
     assert re.search(r" \(row bound \d+\.\dx, head-row ceiling 87\.5%\)$", reuse)
@@ -129,6 +134,41 @@ def test_no_store_is_dense_with_its_reason_and_no_ratio(folder, capsys, json_):
     else:
         assert "dense: store_unavailable" in out
         assert "ratio" not in out
+
+
+def test_what_became_of_each_document(folder, capsys):
+    """In part, whole and unknown: tokens found of those that its artifact has, in the table as in the JSON."""
+    tokenizer = load_tokenizer(folder / "model")
+    (folder / "part.txt").write_text((folder / "long.txt").read_text(encoding="utf-8")[:700], encoding="utf-8")
+    (folder / "new.txt").write_text("Nobody has ever read or built this document, which is long enough. " * 3)
+    names = ("part.txt", "a.txt", "new.txt")
+    assert ask(folder, "--profile", "turbo", "--arm", "reuse", "--json", documents=names) == 0
+    documents = json.loads(capsys.readouterr().out)["reuse"]["documents"]
+    whole, known = (
+        len(tokenizer.encode((folder / name).read_text(encoding="utf-8"))) for name in ("long.txt", "a.txt")
+    )
+    assert [document["artifact_tokens"] for document in documents] == [whole, known, None]
+    assert 0 < documents[0]["matched"] < whole
+    assert [document["matched"] for document in documents[1:]] == [known, 0]
+    assert ask(folder, "--profile", "turbo", "--arm", "reuse", documents=names) == 0
+    header, *lines = capsys.readouterr().out.splitlines()[1:]
+    assert header.split() == "AT TOKENS MATCHED REUSED RUN ARTIFACT NEW TEXT BECAUSE".split()
+    for line, document in zip(lines, documents, strict=True):
+        matched = f"{document['matched']}/{document['artifact_tokens']}" if document["matched"] else "-"
+        name = document["artifact_id"][:12] if document["artifact_id"] else "-"
+        counts = [document["start"], document["length"], matched, document["reused"], document["recomputed"]]
+        assert line.split() == [*map(str, counts), name, *([document["reason"]] if document["reason"] else [])]
+
+
+def test_a_document_that_is_much_too_long(folder, capsys):
+    """20 MB are refused by what their beginning shows, not tokenised first."""
+    (folder / "huge.txt").write_text("a few words\n" * 1_700_000)
+    started = time.perf_counter()
+    assert ask(folder, documents=("a.txt", "huge.txt")) == 2
+    assert time.perf_counter() - started < 30  # 80 s and 3 GB if all is encoded
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "redknot ask: error: segment 1 has more than 2048 tokens, the model has 2048 positions\n"
 
 
 def test_a_document_nobody_built_is_no_speed_up(folder, capsys):

@@ -87,7 +87,7 @@ def test_dry_run_is_right_and_writes_nothing(build, tmp_path, profiles):
     assert sorted(os.listdir(tmp_path)) == before
     assert (dry.code, dry.json["to_build"], dry.json["tokens_to_build"]) == (0, 6, 580)
     assert dry.json["free_bytes"] == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
-    build(*chosen)
+    assert build(*chosen).json["built_bytes"] == object_bytes()
     assert object_bytes() == pytest.approx(dry.json["planned_bytes"], rel=0.001)
 
 
@@ -140,6 +140,7 @@ def test_a_changed_document_takes_the_name(build, redknot, corpus):
 def test_bad_documents_spare_the_others(build, corpus):
     (corpus / "long.txt").write_text(document(MAX_POSITIONS + 1, 7))
     (corpus / "bytes.txt").write_bytes(b"abc\xff")
+    (corpus / "esc\x1b[2J.txt").write_bytes(b"\xff")
     write_lines(corpus / "l.jsonl", ["{", {"id": "x"}, {"text": "t"}, {"id": "d0.txt", "text": "t"}])
     (corpus / "empty.txt").write_text(" \n")
     (corpus / "image.png").write_bytes(b"png")
@@ -147,8 +148,9 @@ def test_bad_documents_spare_the_others(build, corpus):
     assert ran.code == 1
     lines = [line.removeprefix(f"redknot build: {corpus}/") for line in ran.err.splitlines()]
     assert lines[0] == "bytes.txt: not UTF-8 at byte 3"
-    assert lines[1].startswith("l.jsonl:1: not JSON (")
-    assert lines[2:] == [
+    assert lines[1] == r"esc\x1b[2J.txt: not UTF-8 at byte 0"
+    assert lines[2].startswith("l.jsonl:1: not JSON (")
+    assert lines[3:] == [
         'l.jsonl:2: "text" is missing or not a string',
         'l.jsonl:3: "id" is missing or neither a string nor an integer',
         f"l.jsonl:4: the name 'd0.txt' is taken by {corpus}/d0.txt",
@@ -157,7 +159,7 @@ def test_bad_documents_spare_the_others(build, corpus):
     ]
     assert "built 6/6" in ran.out
     report = build().json
-    assert (len(report["problems"]), report["empty"], report["ignored_files"]) == (6, 1, 1)
+    assert (len(report["problems"]), report["empty"], report["ignored_files"]) == (7, 1, 1)
 
 
 def test_control_tokens_in_documents_are_text(build, corpus, checkpoint):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib.machinery
 import importlib.util
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +16,7 @@ import pytest
 
 from redknot import __version__
 from redknot.cli import main as dispatcher
+from redknot.cli.printable import printable
 from redknot.errors import RedKnotError, StoreError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -184,6 +187,84 @@ def test_a_closed_pipe_is_no_error(tmp_path):
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(timeout=60) == 0
+
+
+VERB_SCRIPT = (
+    "import importlib.machinery, importlib.util, sys\n"
+    "from redknot.cli import common, main as dispatcher\n"
+    "from redknot.errors import RedKnotError\n"
+    "def run(args):\n"
+    "    {body}\n"
+    "    return 0\n"
+    "module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec('redknot.cli.fakeverb', None))\n"
+    "module.add_arguments = lambda parser: None\n"
+    "module.run = run\n"
+    "sys.modules['redknot.cli.fakeverb'] = module\n"
+    "dispatcher.VERBS['fakeverb'] = ''\n"
+    "sys.exit(dispatcher.main(['fakeverb']))\n"
+)
+SAID = "café 日本 🦊"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+    ids=lambda found: "+".join(found),
+)
+@pytest.mark.parametrize(
+    ("body", "out", "err"),
+    [
+        (f"print({SAID!r})", b"caf\\xe9 \\u65e5\\u672c \\U0001f98a\n", b""),
+        (f"raise RedKnotError({SAID[:4]!r})", b"", b"redknot fakeverb: error: caf\\xe9\n"),
+    ],
+    ids=["stdout", "stderr"],
+)
+def test_a_terminal_that_lacks_the_letters_gets_escapes(tmp_path, environment, body, out, err):
+    script = tmp_path / "verb.py"
+    script.write_text(VERB_SCRIPT.format(body=body), encoding="utf-8")
+    found = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, timeout=60, env=os.environ | environment, check=False
+    )
+    assert (found.stdout, found.stderr) == (out, err)
+
+
+def test_json_is_the_same_in_every_encoding(tmp_path):
+    script = tmp_path / "verb.py"
+    script.write_text(VERB_SCRIPT.format(body=f"common.print_json({[SAID]!r})"), encoding="utf-8")
+    found = [
+        subprocess.run([sys.executable, str(script)], capture_output=True, timeout=60, env=os.environ | env, check=True)
+        for env in ({"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "utf-8"})
+    ]
+    assert found[0].stdout == found[1].stdout
+    assert json.loads(found[0].stdout) == [SAID]
+
+
+ESCAPES = "a\x1b[31m\x9b1m\u202e\r\udcff.txt"
+SHOWN = "a\\x1b[31m\\x9b1m\\u202e\\r\\udcff.txt"
+
+
+def test_printable_escapes_what_a_terminal_would_obey():
+    assert printable(ESCAPES) == SHOWN
+    assert printable(SAID) == SAID
+    assert printable("a\nb\tc\x00") == "a\\nb\\tc\\x00"
+
+
+@pytest.mark.parametrize("error", [RedKnotError("no \x1b[2Jstore"), OSError(2, "no \x1b[2Jstore", "x\x1b]0;y\x07")])
+def test_an_error_that_names_escape_sequences(install_verb, capsys, error):
+    install_verb(raising(error))
+    assert dispatcher.main(["fakeverb"]) == 2
+    err = capsys.readouterr().err
+    assert "no \\x1b[2Jstore" in err
+    assert err.removesuffix("\n").isprintable()
+
+
+def test_an_argument_that_is_refused_is_shown_escaped(install_verb, capsys):
+    install_verb(lambda args: 0)
+    with pytest.raises(SystemExit):
+        dispatcher.main(["fakeverb", "x\x1b[31m"])
+    err = capsys.readouterr().err
+    assert "unrecognized arguments: x\\x1b[31m" in err
+    assert "\x1b" not in err
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from redknot.artifact.store import ArtifactStore
-from redknot.cli.common import human_bytes, plural, table
+from redknot.cli.common import human_bytes, plural, settings, table
 from tests.artifact.kit import TOKEN_DAMAGE, alter_tokens, flip, offset_of
 from tests.kit.corpus import write_corpus
 
@@ -49,6 +50,24 @@ def ids(store) -> dict[str, str]:
 def damage(store: Path, artifact_id: str) -> None:
     path = store / "objects" / artifact_id[:2] / artifact_id / "g1" / "latents.0-3.safetensors"
     flip(path, offset_of(path, "layers.1.entries"))
+
+
+def test_names_with_escape_sequences_are_shown_escaped(store, redknot, ids):
+    """No build records such a name, but a store may come from anybody."""
+    with ArtifactStore(store) as opened:
+        opened.add_names(ids["d0.txt"], "default", ["evil\x1b[2J\n.txt"])
+    for command in (["ls"], ["show", ids["d0.txt"][:12]], ["verify"], ["rm", ids["d0.txt"][:12]]):
+        found = redknot(*command)
+        assert found.code == 0
+        assert "evil\\x1b[2J\\n.txt" in found.out
+        assert found.out.replace("\n", "").isprintable()
+
+
+def test_a_log_line_is_printable(store, redknot, capsys, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # else pytest's own are there, and nothing is set up
+    settings()
+    logging.getLogger("redknot.test").error("%s", "no \x1b[2J\nstore")
+    assert capsys.readouterr().err == "redknot: no \\x1b[2J\\nstore\n"
 
 
 def test_ls(store, redknot):

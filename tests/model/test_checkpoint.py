@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from redknot.comm.shard import Shard
-from redknot.errors import ConfigError
+from redknot.errors import CheckpointError, ConfigError
 from redknot.model.checkpoint import INDEX, Checkpoint, load_model
 from redknot.model.geometry import load_geometry
 from redknot.model.names import canonical_name
@@ -163,6 +163,19 @@ def test_transformers_state_dict(reference: tuple[Any, Path], tmp_path: Path) ->
     w13, w2 = source.experts(1, slice(2, 5))
     assert torch.equal(w13, model.state_dict()["model.layers.1.mlp.experts.gate_up_proj"][2:5])
     assert torch.equal(w2, model.state_dict()["model.layers.1.mlp.experts.down_proj"][2:5])
+
+
+def test_fused_experts_that_are_not_finite(reference: tuple[Any, Path], tmp_path: Path) -> None:
+    """Of the experts that are read alone: what a rank does not read it cannot judge."""
+    model, path = reference
+    name = "model.layers.1.mlp.experts.down_proj"
+    state = model.state_dict() | {name: model.state_dict()[name].clone()}
+    state[name][-1, 0, 0] = torch.nan
+    save(tmp_path, json.loads((path / "config.json").read_text()), state, files=1)
+    source = checkpoint(tmp_path)
+    source.experts(1, slice(0, len(state[name]) - 1))
+    with pytest.raises(CheckpointError, match=rf"tensor {name} holds values that are not finite"):
+        source.experts(1, slice(0, len(state[name])))
 
 
 def test_deepseeks_spelling_means_the_same_to_transformers(tmp_path: Path) -> None:

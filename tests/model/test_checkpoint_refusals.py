@@ -14,7 +14,7 @@ from torch import Tensor
 from redknot.errors import CheckpointError, RedKnotError, UnsupportedModelError
 from redknot.model.checkpoint import INDEX, Checkpoint, load_model
 from redknot.model.geometry import load_geometry
-from tests.kit.quantised import ODD_CONFIG, Written, save
+from tests.kit.quantised import ODD_CONFIG, Recipe, Written, save, write
 
 Stored = dict[str, Tensor]
 
@@ -106,6 +106,26 @@ def test_values_that_would_fail_later_are_refused_when_read(odd: Written, tmp_pa
         source.tensor("layers.0.attn.wq_a.weight")
     with pytest.raises(CheckpointError, match=r"no tensor layers\.9"):
         source.tensor("layers.9.attn.wq_a.weight")
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", ["norm.weight", "layers.1.attn.attn_sink", "layers.2.ffn.experts.5.w2.weight"])
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path, name: str, value: float) -> None:
+    """One value anywhere, in whatever dtype."""
+    plain = write(tmp_path / "plain", Recipe(quantise=False))
+    stored = {**plain.stored, name: plain.stored[name].clone()}
+    stored[name].view(-1)[-1] = value
+    save(tmp_path / "broken", ODD_CONFIG, stored, files=1)
+    with pytest.raises(CheckpointError, match=rf"model.*safetensors: tensor {name} holds values that are not finite$"):
+        load_model(tmp_path / "broken")
+
+
+def test_the_nan_of_fp8_is_refused_by_name(odd: Written, tmp_path: Path) -> None:
+    weight = odd.stored["layers.0.attn.wq_a.weight"].clone()
+    weight.view(torch.uint8)[3, 4] = 0x7F
+    save(tmp_path, ODD_CONFIG, {**odd.stored, "layers.0.attn.wq_a.weight": weight}, files=1)
+    with pytest.raises(CheckpointError, match=r"tensor layers\.0\.attn\.wq_a\.weight holds values that are not finite"):
+        load_model(tmp_path)
 
 
 @pytest.mark.parametrize(

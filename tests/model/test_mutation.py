@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from redknot.latents.segment import Segment
-from redknot.model.geometry import RopeSpec
+from redknot.model.ropespec import RopeSpec
 from redknot.model.weights import ModelWeights
 from redknot.ops import compressor, hyper, moe
 from redknot.ops.rope import Rotation

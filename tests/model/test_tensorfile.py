@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from redknot.errors import CheckpointError
-from redknot.model.tensorfile import read_header
+from redknot.model.tensorfile import BrokenFileError, read_header, read_table
 
 TENSORS = {
     "a": torch.arange(24.0).view(4, 3, 2),
@@ -77,6 +78,20 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
         read_header(cut)
 
 
+def test_damage_and_a_failing_disk_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file(TENSORS, path)
+    stored = read_table(path, 1000)["a"]
+    with pytest.raises(BrokenFileError, match="header cap 100"):
+        read_table(path, 100)
+    path.write_bytes(b"")
+    with pytest.raises(BrokenFileError, match="ended inside tensor a"):
+        stored.load()
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        stored.load()
+
+
 def test_a_file_that_shrinks_after_it_was_opened(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     save_file(TENSORS, path)
@@ -102,6 +117,11 @@ def test_a_file_that_shrinks_after_it_was_opened(tmp_path: Path) -> None:
         ({"x": entry(0, 4, shape=[4.0])}, 4, "header is not understood"),
         ({"x": entry(0, 1, shape=[True])}, 1, "header is not understood"),
         ({"x": entry(4, 0, shape=[0])}, 4, "header is not understood"),
+        ({"x": entry(0, 0, shape=[0, 1 << 62, 1 << 62])}, 0, "header is not understood"),
+        ({"x": entry(0, 1, shape=[1] * 9)}, 1, "header is not understood"),
+        ({"x": {**entry(0, 4), "pickle": "x"}}, 4, "header is not understood"),
+        ({"x\ny": entry(0, 4)}, 4, "header is not understood"),
+        (b'{"x":1,"x":1}', 0, "header is not understood"),
         ({"x": {**entry(0, 4), "data_offsets": [0, 4, 8]}}, 4, "header is not understood"),
         ({"x": entry(0, 4, "F32", [2])}, 4, r"tensor x has 4 bytes, which is not F32 \[2\]"),
         ({"x": entry(0, 4, "F32", [1 << 60])}, 4, "tensor x has 4 bytes"),
@@ -131,6 +151,9 @@ def test_unknown_dtypes_are_listed_for_others_to_refuse(tmp_path: Path) -> None:
 
 
 def test_not_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.safetensors")
+    with pytest.raises(CheckpointError, match="it is a FIFO, not a regular file"):
+        read_header(tmp_path / "fifo.safetensors")
     with pytest.raises(CheckpointError, match="cannot be read"):
         read_header(tmp_path / "none.safetensors")
     with pytest.raises(CheckpointError, match="cannot be read"):

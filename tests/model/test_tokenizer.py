@@ -95,6 +95,39 @@ def test_lone_surrogate(tokenizer):
         tokenizer.encode("a\ud800b")
 
 
+class Counting:
+    """A tokenizer that notes the longest text it is given, and all of them together."""
+
+    def __init__(self, inner: object) -> None:
+        self.inner, self.longest, self.total = inner, 0, 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def encode(self, text: str, **options: object) -> object:
+        self.longest, self.total = max(self.longest, len(text)), self.total + len(text)
+        return self.inner.encode(text, **options)
+
+
+@pytest.mark.parametrize("text", ["The code of Marla is amber 157.\n", "\x00é日", " ", "a", "ab" * 50_000])
+def test_a_text_that_is_too_long_shows_at_its_beginning(folder, monkeypatch, text):
+    """20 MB are not encoded to learn that they are more than a thousand tokens."""
+    tokenizer = load_tokenizer(folder, GEOMETRY)
+    counting = Counting(tokenizer._inner)
+    monkeypatch.setattr(tokenizer, "_inner", counting)
+    assert tokenizer.exceeds(text * (20_000_000 // len(text)), 1000)
+    assert counting.longest <= 65536
+    assert counting.total <= 2 * 65536
+
+
+@pytest.mark.parametrize("text", ["The code of Marla is amber 157.\n", "\x00é日 ", " ", "a", "ab" * 5000, "\n\n \t"])
+@pytest.mark.parametrize("length", [0, 1, 1000, 200_000])
+def test_a_text_that_fits_never_exceeds(tokenizer, text, length):
+    """Whatever cuts do to the count, also where they split what would be one token."""
+    long = (text * (length // len(text) + 1))[:length]
+    assert not tokenizer.exceeds(long, len(tokenizer.encode(long)))
+
+
 def test_geometry_is_read_when_not_given(folder):
     (folder / "config.json").write_text(json.dumps(CONFIG | {"eos_token_id": [5, 6]}))
     assert load_tokenizer(folder).eos_ids == (5, 6)

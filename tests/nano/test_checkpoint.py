@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from redknot.model.checkpoint import load_model
-from redknot.nano.evaluate import NO_DOCUMENTS, answer_dense, main, wilson
+from redknot.nano.evaluate import NO_DOCUMENTS, SEGMENT_GROUPED, answer_dense, divergence, main, wilson
 from redknot.nano.parameters import CONFIG
 from redknot.nano.text import make_sample, sample_ids, swap_latest
 from redknot.runtime.model import Model
@@ -36,7 +36,7 @@ def test_files() -> None:
 
 def answers(model: Model, tokenizer: Tokenizer, sample: object) -> bool:
     *segments, answer = [torch.tensor(ids) for ids in sample_ids(tokenizer, sample)]  # type: ignore[arg-type]
-    return answer_dense(model, torch.cat(segments), len(answer)) == answer.tolist()
+    return answer_dense(model, torch.cat(segments), len(answer)).tokens == answer.tolist()
 
 
 def test_it_answers_questions_about_new_names(model: Model, tokenizer: Tokenizer) -> None:
@@ -69,7 +69,7 @@ def test_wilson_intervals(right: int, n: int, low: float, high: float) -> None:
 def test_evaluation_counts_every_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "rows.jsonl"
     words = ["--n", "3", "--tasks", "single", "--tokens", "200", "260", "--documents", "2", "3", "--out", str(out)]
-    arms = ["recompute", NO_DOCUMENTS, "rowsparse", "turbo", "configs/profiles/plain.json"]
+    arms = ["recompute", NO_DOCUMENTS, SEGMENT_GROUPED, "rowsparse", "turbo", "configs/profiles/plain.json"]
     monkeypatch.setattr("sys.argv", ["evaluate", "--model", str(NANO), "--arms", *arms, *words])
     main()
     rows = {row["arm"]: row for row in map(json.loads, out.read_text().splitlines())}
@@ -79,3 +79,15 @@ def test_evaluation_counts_every_arm(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for row in rows.values():
         assert (row["n"], row["task"]) == (3, "single")
         assert row["low"] <= row["accuracy"] == row["right"] / 3 <= row["high"]
+    assert rows["recompute"]["kl"] == 0.0
+    assert rows["recompute"]["top1_agreement"] == 1.0
+    # Counting groups per document changes little; nothing to read changes everything.
+    assert 0.0 < rows[SEGMENT_GROUPED]["kl"] < 0.5 < rows[NO_DOCUMENTS]["kl"]
+
+
+def test_divergence_is_that_of_the_definition() -> None:
+    """KL of (3/4, 1/4) against (1/2, 1/2), whatever constant is added to the logits."""
+    one, half = torch.tensor([0.75, 0.25]).log() + 3, torch.zeros(2)
+    expected = 0.75 * np.log(1.5) + 0.25 * np.log(0.5)
+    assert divergence(one, half) == pytest.approx(expected, abs=1e-6)
+    assert divergence(one, one) == 0.0

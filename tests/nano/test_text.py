@@ -144,9 +144,10 @@ def test_training_sequences_ask_what_the_documents_say(n_tokens: int, recipe: Re
         for part in rounds:
             relation, name, value = FACT.findall(part)[0]
             assert latest[relation, name] == value
-        starts = np.flatnonzero(weights == 1.0).reshape(recipe.n_questions, text.ANSWER_TOKENS)
-        for start, part in zip(starts, rounds, strict=True):
-            assert TOKENIZER.decode(ids[start].tolist()) == f" {FACT.findall(part)[0][2]}."
+        first_asked = list(dict.fromkeys(FACT.findall(part)[0] for part in rounds))
+        weighed = np.flatnonzero(weights == 1.0).reshape(-1, text.ANSWER_TOKENS)
+        for start, (_, _, value) in zip(weighed, first_asked, strict=True):
+            assert TOKENIZER.decode(ids[start].tolist()) == f" {value}."
             assert ids[start[-1] + 1] == EOS_ID
         assert np.isin(weights, np.float32([recipe.other_weight, 1.0])).all()
 
@@ -155,7 +156,8 @@ def test_questions_keep_the_minimal_distance_and_repeat() -> None:
     recipe = Recipe(n_documents=4, facts_per_document=2, n_questions=24, min_distance=300)
     ids, weights = training_sequence(np.random.default_rng(1), TOKENIZER, 1280, recipe)
     n_documents_tokens = 1280 - recipe.n_questions * sequences.ROUND_TOKENS
-    answers = np.flatnonzero(weights == 1.0).reshape(-1, text.ANSWER_TOKENS)[:, 0]
+    answers = np.flatnonzero(ids == EOS_ID) - text.ANSWER_TOKENS
+    assert len(answers) == recipe.n_questions
     counts: Counter[tuple[int, ...]] = Counter()
     for answer in answers:
         key = ids[answer - 7 : answer]
@@ -164,6 +166,7 @@ def test_questions_keep_the_minimal_distance_and_repeat() -> None:
         assert answer - text.QUESTION_TOKENS - start >= recipe.min_distance
         counts[tuple(key.tolist())] += 1
     assert max(counts.values()) > 1
+    assert (weights == 1.0).sum() == len(counts) * text.ANSWER_TOKENS  # an answer given again does not train
 
 
 def test_impossible_recipes_are_refused() -> None:

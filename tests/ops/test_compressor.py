@@ -65,7 +65,7 @@ def test_a_partial_group_pools_what_is_there(present: int, seed: int, poisoned: 
 def test_entries_are_turned_to_the_first_row_of_their_group() -> None:
     w = weights(0, 1)
     values, gates, at = random(3, RATIO, D), random(3, RATIO, D, seed=1), torch.tensor([0, 4, 1000])
-    from redknot.model.geometry import RopeSpec
+    from redknot.model.ropespec import RopeSpec
 
     rotation = rotation_at(at, inverse_frequencies(RopeSpec(10000.0), 4))
     expected = rotate(pool(w, values, gates, None, EPS), rotation)

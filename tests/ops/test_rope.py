@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from redknot.model.geometry import RopeSpec, YarnScaling
+from redknot.model.ropespec import RopeSpec, YarnScaling
 from redknot.ops.rope import inverse_frequencies, rotate, rotate_, rotation_at
 
 DIM = 64

@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redknot.errors import InputError
-from redknot.plan import match as match_module
-from redknot.plan.match import Match, match_spans, match_tokens
-from redknot.plan.token_index import RollingHash, TokenIndex
+from redknot.plan import search as search_module
+from redknot.plan.hashing import RollingHash
+from redknot.plan.match import match_spans, match_tokens
+from redknot.plan.search import Match
+from redknot.plan.token_index import TokenIndex
 
 BLOCK = 128
 LENGTHS = (1, 3, 4, 127, 128, 129, 255, 256, 257)
@@ -47,14 +49,14 @@ def build(documents: list[Any], block: int = BLOCK, **options: Any) -> TokenInde
     return index
 
 
-def naive(request: list[int], documents: dict[str, list[int]], block: int, shortest: int) -> list[Match]:
+def naive(request: list[int], documents: dict[str, list[int]], block: int) -> list[Match]:
     """The definition at the top of redknot/plan/match.py, word for word."""
 
     def best_in(left: int, right: int) -> list[Match]:
         best: tuple[Any, ...] | None = None
         for start in range(left, right):
             for rank, (name, document) in enumerate(documents.items()):
-                if len(document) < shortest:
+                if len(document) < block:
                     continue
                 for doc_start in range(0, len(document), block):
                     same = 0
@@ -92,10 +94,9 @@ def assert_valid(matches: tuple[Match, ...], request: Any, documents: dict[str, 
 
 
 @st.composite
-def corpora(draw: st.DrawFn) -> tuple[int, int, list[list[int]], list[int]]:
+def corpora(draw: st.DrawFn) -> tuple[int, list[list[int]], list[int]]:
     """Few symbols, so that everything nearly matches; the request is mostly cut from the documents."""
     block = draw(st.integers(1, 4))
-    shortest = draw(st.integers(1, block))
     token = st.integers(0, draw(st.integers(0, 2)))
     documents = draw(st.lists(st.lists(token, min_size=1, max_size=14), min_size=1, max_size=6))
     pieces: list[list[int]] = []
@@ -103,15 +104,15 @@ def corpora(draw: st.DrawFn) -> tuple[int, int, list[list[int]], list[int]]:
         source = draw(st.sampled_from(documents))
         start = draw(st.integers(0, len(source) - 1))
         pieces.append(draw(st.one_of(st.just(source), st.just(source[start:]), st.lists(token, max_size=3))))
-    return block, shortest, documents, list(itertools.chain.from_iterable(pieces))
+    return block, documents, list(itertools.chain.from_iterable(pieces))
 
 
 @settings(max_examples=400, deadline=None)
 @given(corpora(), st.lists(st.integers(0, 5), max_size=6))
-def test_equals_the_naive_definition(corpus: tuple[int, int, list[list[int]], list[int]], schedule: list[int]) -> None:
+def test_equals_the_naive_definition(corpus: tuple[int, list[list[int]], list[int]], schedule: list[int]) -> None:
     """Also with searches between additions (several segments) and with documents removed."""
-    block, shortest, documents, request = corpus
-    index = TokenIndex(block, min_length=shortest, hasher=RollingHash(seed=3))
+    block, documents, request = corpus
+    index = TokenIndex(block, hasher=RollingHash(seed=3))
     held: dict[str, list[int]] = {}
     for number, document in enumerate(documents):
         index.add(f"d{number}", ids(document))
@@ -125,17 +126,15 @@ def test_equals_the_naive_definition(corpus: tuple[int, int, list[list[int]], li
     assert len(index) == len(held)
     found = match_tokens(ids(request), index)
     assert_valid(found, request, held, block)
-    assert list(found) == naive(request, held, block, shortest)
+    assert list(found) == naive(request, held, block)
     assert index.counters == {"match_collisions": 0, "match_cut_short": 0}
 
 
 @settings(max_examples=200, deadline=None)
 @given(corpora(), st.integers(0, 6))
-def test_colliding_hashes_never_give_a_wrong_match(
-    corpus: tuple[int, int, list[list[int]], list[int]], bits: int
-) -> None:
-    block, shortest, documents, request = corpus
-    index = build(documents, block, min_length=shortest, hasher=ForcedCollisions(bits))
+def test_colliding_hashes_never_give_a_wrong_match(corpus: tuple[int, list[list[int]], list[int]], bits: int) -> None:
+    block, documents, request = corpus
+    index = build(documents, block, hasher=ForcedCollisions(bits))
     held = {f"d{number}": document for number, document in enumerate(documents)}
     assert_valid(match_tokens(ids(request), index), request, held, block)
     cuts = sorted({0, len(request) // 3, len(request) // 2, len(request)})
@@ -145,18 +144,18 @@ def test_colliding_hashes_never_give_a_wrong_match(
 @settings(max_examples=100, deadline=None)
 @given(corpora())
 def test_without_patience_matches_stay_valid_and_maximal(
-    corpus: tuple[int, int, list[list[int]], list[int]],
+    corpus: tuple[int, list[list[int]], list[int]],
 ) -> None:
-    block, _, documents, request = corpus
+    block, documents, request = corpus
     index = build(documents, block)
     held = {f"d{number}": document for number, document in enumerate(documents)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(match_module, "_PATIENCE", 0)
+        patch.setattr(search_module, "_PATIENCE", 0)
         found = match_tokens(ids(request), index)
     assert_valid(found, request, held, block)
     left_over = [(0, 0), *((match.start, match.end) for match in found), (len(request), len(request))]
     for (_, end), (start, _) in itertools.pairwise(left_over):
-        assert naive(request[end:start], held, block, block) == []
+        assert naive(request[end:start], held, block) == []
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -168,18 +167,16 @@ def test_a_document_is_found_whole_at_any_offset(length: int, offset: int, behin
     index = build([random_ids(2000, 512), document])
     found = match_tokens(request, index)
     assert found == ((Match("d1", offset, 0, length),) if length >= BLOCK else ())
-    allowed = build([random_ids(2000, 512), document], min_length=3)
-    found = match_tokens(request, allowed)
-    assert found == ((Match("d1", offset, 0, length),) if length >= 3 else ())
 
 
 def test_every_length_side_by_side_in_any_order_and_twice() -> None:
     documents = [random_ids(number, length) for number, length in enumerate(LENGTHS)]
-    index = build(documents, min_length=1)
+    index = build(documents)
     order = [8, 3, 0, 5, 5, 1, 7, 4, 2, 6, 3, 8]
     found = match_tokens(np.concatenate([documents[number] for number in order]), index)
-    assert [match.artifact_id for match in found] == [f"d{number}" for number in order]
-    assert all(match.length == LENGTHS[number] for match, number in zip(found, order, strict=True))
+    known = [number for number in order if LENGTHS[number] >= BLOCK]
+    assert [match.artifact_id for match in found] == [f"d{number}" for number in known]
+    assert all(match.length == LENGTHS[number] for match, number in zip(found, known, strict=True))
 
 
 @pytest.mark.parametrize("length", [255, 256, 257, 300, 1024])
@@ -322,14 +319,13 @@ def test_the_index_keeps_its_own_copy() -> None:
 
 def test_spans_find_the_whole_document_first_and_stay_inside() -> None:
     first, second, short = random_ids(50, 300), random_ids(51, 200), random_ids(52, 20)
-    index = build([first, second, np.concatenate([first, second]), short], min_length=10)
+    index = build([first, second, np.concatenate([first, second]), short])
     request = np.concatenate([first, second, short])
-    assert [match.artifact_id for match in match_tokens(request, index)] == ["d2", "d3"]
+    assert [match.artifact_id for match in match_tokens(request, index)] == ["d2"]
     spans = [(0, 300), (300, 500), (500, 520)]
     assert match_spans(request, spans, index) == (
         Match("d0", 0, 0, 300),
         Match("d1", 300, 0, 200),
-        Match("d3", 500, 0, 20),
     )
     assert match_spans(request, [(10, 500)], index) == (Match("d2", 128, 128, 372),)
     inside = match_spans(request, [(1, 299)], index)
@@ -399,7 +395,7 @@ def test_empty_inputs() -> None:
     empty = np.zeros(0, np.int32)
     assert match_tokens(empty, index) == match_tokens(random_ids(80, 500), index) == ()
     assert match_spans(empty, [], index) == ()
-    index = build([random_ids(80, 200)], min_length=1)
+    index = build([random_ids(80, 200)])
     assert match_tokens(empty, index) == match_tokens(random_ids(80, 1), index) == ()
     with pytest.raises(InputError, match="no tokens"):
         index.add("empty", empty)
@@ -412,6 +408,6 @@ def test_bad_index_use_is_refused() -> None:
     for call in (index.remove, index.length):
         with pytest.raises(InputError, match="not in the index"):
             call("other")
-    for block, shortest in ((0, None), (-1, 5), (128, 0)):
+    for block in (0, -1):
         with pytest.raises(InputError, match="at least 1"):
-            TokenIndex(block, shortest)
+            TokenIndex(block)

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redknot.errors import DocumentReason
-from redknot.model.profile import SHIPPED, Profile, Protected
+from redknot.model.profile import SHIPPED, Profile, Protected, Selector
 from redknot.nano.parameters import GEOMETRY
-from redknot.plan.match import Match
 from redknot.plan.planner import Known, Plan, PlannedDocument, Span, make_plan
 from redknot.plan.rows import KnownRun, repaired_rows
+from redknot.plan.search import Match
 
 BLOCK = GEOMETRY.block_length
 EVERY = frozenset({"latents", "window_all", "window_tail", "streams:1", "zl:1:0"})
@@ -18,7 +18,6 @@ KNOWN = {
     "a": Known(300, EVERY),
     "b": Known(100, EVERY),
     "tail": Known(200, frozenset({"latents", "window_tail"})),
-    "short": Known(20, EVERY),
 }
 ROWSPARSE, TURBO = SHIPPED["rowsparse"], SHIPPED["turbo"]
 
@@ -44,7 +43,6 @@ def test_nothing_known():
 
 
 def test_reasons_of_matches():
-    assert fates(plan([Match("short", 0, 0, 20)])) == [("short", 0, 20, DocumentReason.TOO_SHORT)]
     assert fates(plan([Match("tail", 0, 0, 200)])) == [("tail", 0, 200, DocumentReason.NOT_BUILT)]
     assert fates(plan([Match("a", 5, 0, 64)])) == [("a", 5, 64, DocumentReason.NOT_WORTH_IT)]
     # An exact prefix is not repaired, so it is worth it.
@@ -62,6 +60,42 @@ def test_the_recent_tail_counts_in_the_break_even():
     profile = Profile(name="p", protected=Protected(recent_tail=200))
     assert plan([Match("a", 700, 0, 300)], profile=profile).documents[0].reason is None
     assert plan([Match("b", 800, 0, 100)], profile=profile).documents[0].reason is DocumentReason.NOT_WORTH_IT
+
+
+def test_what_ranking_costs_counts_in_the_break_even():
+    """Of nano's 12 layers a skipped row misses 11; the probe runs the last window of the request in all 12."""
+    tokens = 64 + 34  # the first and last window run again, in whole groups of 4
+    known = {"a": Known(tokens, EVERY)}
+    behind = GEOMETRY.window
+
+    def fate(profile: Profile, documents: int, room: int) -> set[DocumentReason | None]:
+        matches = [Match("a", 1 + number * tokens, 0, tokens) for number in range(documents)]
+        found = make_plan(1 + documents * tokens + room, matches, None, known, profile, GEOMETRY)
+        assert len(found.runs) == sum(document.reason is None for document in found.documents)
+        return {document.reason for document in found.documents}
+
+    idle = tokens - 32 - 34
+    assert idle * 11 <= behind * 12 < 2 * idle * 11
+    assert fate(ROWSPARSE, 1, behind) == {DocumentReason.NOT_WORTH_IT}
+    assert fate(ROWSPARSE, 2, behind) == {None}
+    assert fate(ROWSPARSE, 1, behind - 3) == {None}  # a shorter question is a cheaper probe
+    assert fate(TURBO, 1, behind) == {None}  # picks no rows: nothing to rank, no probe
+    assert fate(SHIPPED["headsplit"], 1, behind) == {None}
+    deviation = ROWSPARSE.model_copy(update={"selector": Selector.DEVIATION, "deviation_layer": 4})
+    assert fate(deviation, 1, behind) == {DocumentReason.NOT_WORTH_IT}
+
+
+def test_not_worth_the_ranking_does_not_hide_other_reasons():
+    known = {"a": Known(96, EVERY), "tail": KNOWN["tail"]}
+    matches = [Match("a", 1, 0, 96), Match("tail", 97, 0, 200)]
+    spans = [Span(1, 97), Span(97, 297), Span(300, 340)]
+    found = make_plan(340, matches, spans, known, ROWSPARSE, GEOMETRY)
+    assert fates(found) == [
+        ("a", 1, 96, DocumentReason.NOT_WORTH_IT),
+        ("tail", 97, 200, DocumentReason.NOT_BUILT),
+        (None, 300, 40, DocumentReason.NO_MATCH),
+    ]
+    assert found.runs == ()
 
 
 def test_spans_are_the_documents():

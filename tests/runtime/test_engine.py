@@ -46,7 +46,22 @@ def flat(*parts: list[int]) -> list[int]:
         ({"token_ids": [5, -1]}, r"token ids must be in \[0, 2048\), found -1..5"),
         ({"token_ids": [5, 2048]}, "found 5..2048"),
         ({"token_ids": [5, 1.5]}, "token_ids must be a list of integers"),
-        ({"token_ids": "five"}, "token_ids must be a list of integers"),
+        ({"token_ids": "five"}, "token_ids must be a list of integers, found 'five'"),
+        ({"token_ids": 5}, "token_ids must be a list of integers, found 5"),
+        ({"token_ids": b"five"}, "token_ids must be a list of integers, found b'five'"),
+        ({"token_ids": np.ones((40, 40))}, "token_ids must be a list of integers, found array"),
+        ({"token_ids": [0, 5, 0, -3, 0]}, r"token ids must be in \[0, 2048\), found -3..5"),
+        ({"prompt": 5}, "prompt must be a text, not int"),
+        ({"prompt": b"text"}, "prompt must be a text, not bytes"),
+        ({"prompt": ["text"]}, "prompt must be a text, not list"),
+        ({"segments": 5}, "segments must be a list of texts or of token id lists, not int"),
+        ({"segments": b"ab"}, "segments must be a list of texts or of token id lists, not bytes"),
+        ({"segments": {"a": "b"}}, "segments must be a list of texts or of token id lists, not dict"),
+        ({"segments": [5, "text"]}, "segment 0 must be a list of integers, found 5"),
+        ({"segments": ["text", b"ab"]}, "segment 1 must be a list of integers, found b'ab'"),
+        ({"prompt": "a b\n" * 500_000}, "prompt has more than 2048 tokens, the model has 2048 positions"),
+        ({"segments": ["?", "a b\n" * 500_000]}, "segment 1 has more than 2048 tokens"),
+        ({"token_ids": [5], "reuse": ["auto"]}, "reuse must be one of auto, off, required"),
         ({"segments": "one text"}, "segments must be a list of texts or of token id lists"),
         ({"segments": [[5, None], [6]]}, "segment 0 must be a list of integers"),
         ({"segments": [[5], [BOS, 6], [7]]}, "segment 1 holds the BOS token 0"),
@@ -121,6 +136,15 @@ def test_bos_once_and_only_at_the_start(engine, served):
     same = engine.generate(token_ids=flat([BOS], a, b, QUESTION), max_new_tokens=2)
     assert same.token_ids == result.token_ids
     assert [d.artifact_id for d in same.report.documents] == [d.artifact_id for d in result.report.documents]
+
+
+def test_ids_are_used_as_they_are(engine, served):
+    """Any id of the vocabulary, BOS wherever the client puts it or not at all; control tokens are ids like others."""
+    a = served.documents[0]
+    for ids in ([*a, *QUESTION], flat([BOS, BOS], a, [BOS], QUESTION), flat([BOS], a, [1, 2], [2047, BOS])):
+        result = engine.generate(token_ids=ids, max_new_tokens=2)
+        assert result.report.prompt_tokens == len(ids)
+        assert [(d.length, d.matched) for d in result.report.documents] == [(96, 96)]
 
 
 TEXTS = {
@@ -323,8 +347,9 @@ def test_a_tenant_gains_nothing_from_another(served, tmp_path):
 
 def test_documents_published_while_serving_are_found(served, tmp_path):
     store = tmp_path / "store"
-    publish(served.checkpoint, store, served.documents[:1])
-    engine, segments = Engine(served.checkpoint, store), [*served.documents[:2], QUESTION]
+    a, b = served.documents[1], served.documents[4]
+    publish(served.checkpoint, store, [a])
+    engine, segments = Engine(served.checkpoint, store), [a, b, QUESTION]
 
     def reasons() -> list[object]:
         return [d.reason for d in engine.generate(segments=segments, max_new_tokens=1).report.documents]
@@ -335,7 +360,7 @@ def test_documents_published_while_serving_are_found(served, tmp_path):
     known = library.known
     assert reasons() == [None, DocumentReason.NO_MATCH]
     assert library.known is known  # made when the store changes, not by every request
-    publish(served.checkpoint, store, served.documents[1:2])
+    publish(served.checkpoint, store, [b])
     assert reasons() == [None, None]
     assert [len(now) for now in (known, library.known)] == [1, 2]
     from redknot.artifact.store import ArtifactStore

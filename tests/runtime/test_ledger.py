@@ -15,6 +15,7 @@ from redknot.build.capture import evaluate
 from redknot.model.geometry import geometry_from_config
 from redknot.model.profile import RECOMPUTE, SHIPPED, FanOutPolicy, Profile, Protected, Selector, Treatment
 from redknot.plan.rows import KnownRun, Rows
+from redknot.plan.worth import probe_row_layers
 from redknot.runtime import forward as forward_module
 from redknot.runtime.counters import Counters
 from redknot.runtime.ledger import Bounds, Saving, bounds, ledgers, recompute_flops, row_bound, structural_ceiling
@@ -73,6 +74,7 @@ PROFILES = {
     **{name: found for name, found in SHIPPED.items() if found.reuses},
     "turbo with fences that skip": profile("turbo", fence_layers=2),
     "two fence layers": profile("combined", fence_layers=2, global_heads=(1, 5)),
+    "by deviation": profile("rowsparse", selector=Selector.DEVIATION, deviation_layer=2),
     "no fence": profile("rowsparse", fence_layers=0),
     "one middle layer": profile("combined", fence_layers=3),
     "few experts": profile("rowsparse", fan_out=FanOutPolicy(k_min=2, tau=0.5)),
@@ -111,21 +113,21 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
 DOCUMENTS, QUERY = (200, 150), 40
 TOTAL = 1 + sum(DOCUMENTS) + QUERY
+RUNS = [KnownRun("0", 1, 0, 200, 200), KnownRun("1", 201, 0, 150, 150)]
 
 
 def reuse(model: Model, chosen: Profile, everything: bool, seen: Seen) -> tuple[Counters, Rows]:
     """One request of two documents; ``seen`` holds the prefill without the probe."""
     documents = [tokens(length) for length in DOCUMENTS]
     ids = torch.cat((tokens(1), *documents, tokens(QUERY)))
-    runs = [KnownRun("0", 1, 0, 200, 200), KnownRun("1", 201, 0, 150, 150)]
     made = evaluate(model, documents, chosen.needs(), Counters())
-    sources = [Source(run, Sections(made[int(run.artifact_id)])) for run in runs]
+    sources = [Source(run, Sections(made[int(run.artifact_id)])) for run in RUNS]
     memory, counters = nan_memory(model.geometry), Counters()
     if chosen.reuses_rows:
         session = restored_session(memory, sources, TOTAL, 1)
     else:
-        session = segmented_session(memory, runs, TOTAL, 1)
-    rows = choose_rows(model, session, runs, ids, chosen, counters)
+        session = segmented_session(memory, RUNS, TOTAL, 1)
+    rows = choose_rows(model, session, RUNS, ids, chosen, counters)
     assert counters.row_layers == 0
     if everything:
         rows = Rows(TOTAL, torch.ones(TOTAL, dtype=torch.bool), torch.zeros(TOTAL, dtype=torch.bool))
@@ -156,7 +158,8 @@ def test_savings_are_what_did_not_run(small: Oracle, name: str, everything: bool
     limits = bounds(geometry, chosen, rows)
     assert limits.row_bound == pytest.approx(sum(native) / counters.row_layers)
     assert limits.head_row_ceiling == structural_ceiling(geometry, chosen)
-    assert (counters.probe_row_layers > 0) == (chosen.selector is Selector.INDEXER)
+    assert counters.probe_row_layers == probe_row_layers(geometry, chosen, RUNS, TOTAL)
+    assert (counters.probe_row_layers > 0) == (chosen.selector is not Selector.NONE)
     if everything and chosen.middle_idle is Treatment.SKIP:
         assert found.head_rows.saved == found.token_rows.saved == 0
     if not everything:

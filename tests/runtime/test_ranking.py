@@ -13,7 +13,7 @@ from torch import Tensor
 
 from redknot.artifact.schema import layer_section
 from redknot.build.capture import evaluate
-from redknot.errors import RequestReason
+from redknot.errors import DocumentReason, RequestReason
 from redknot.model.profile import Profile, load_profile
 from redknot.plan.rows import KnownRun, pick_rows, protected_rows
 from redknot.runtime.counters import Counters
@@ -249,8 +249,10 @@ def test_a_budget_of_everything_is_segment_grouped_recompute(model, artifacts, d
                 assert widest(found.window[: mine.length], wanted.window[: mine.length]) <= 1e-4
 
 
-def test_the_deviation_baseline_of_the_repository_serves(served, deviation):
-    engine = Engine(served.checkpoint, served.store, FILE)
+def test_the_deviation_baseline_serves(served, deviation):
+    """In the second layer of these five; the file's fourth is for models with more behind it."""
+    deviation = deviation.model_copy(update={"deviation_layer": 2})
+    engine = Engine(served.checkpoint, served.store, deviation)
     request = {"segments": [*served.documents[:2], document(20, 7)], "max_new_tokens": 4}
     first, second = engine.generate(**request), engine.generate(**request)
     report = first.report
@@ -258,14 +260,23 @@ def test_the_deviation_baseline_of_the_repository_serves(served, deviation):
     assert report.profile_digest == deviation.digest()
     assert [found.reason for found in report.documents] == [None, None]
     assert report.reused_tokens == sum(found.reused for found in report.documents) >= 0.9 * (96 + 130)
-    assert report.counters.probe_row_layers == (1 + 96 + 130) * 4
+    assert report.counters.probe_row_layers == (1 + 96 + 130) * 2
     assert second.token_ids == first.token_ids
     assert second.report.counters == report.counters
 
 
+def test_a_ranking_that_costs_more_than_it_can_save_is_not_worth_it(served):
+    """All rows up to layer 4 of 5, to skip at most 4 layers of the documents' rows."""
+    engine = Engine(served.checkpoint, served.store, FILE)
+    report = engine.generate(segments=[*served.documents[:2], document(20, 7)], max_new_tokens=1).report
+    assert (report.arm, report.reason) == ("dense", RequestReason.NOTHING_TO_REUSE)
+    assert [found.reason for found in report.documents] == [DocumentReason.NOT_WORTH_IT] * 2
+    assert report.counters.probe_row_layers == 0
+
+
 def test_a_deviation_layer_that_the_model_does_not_have(served, deviation):
     last = served.model.geometry.num_layers - 1
-    for layer, reason in ((last, None), (last + 1, RequestReason.UNSUPPORTED_MODEL)):
+    for layer, reason in ((last, RequestReason.NOTHING_TO_REUSE), (last + 1, RequestReason.UNSUPPORTED_MODEL)):
         profile = deviation.model_copy(update={"deviation_layer": layer})
         engine = Engine(served.checkpoint, served.store, profile)
         report = engine.generate(segments=[*served.documents[:2], document(20, 7)], max_new_tokens=1).report

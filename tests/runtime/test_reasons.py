@@ -16,6 +16,7 @@ from torch import Tensor
 
 from redknot.artifact.certificate import CertificateDraft
 from redknot.artifact.identity import token_array, token_hash
+from redknot.artifact.publish import Publication
 from redknot.artifact.schema import generation_dir
 from redknot.artifact.store import ArtifactStore
 from redknot.build.target import make_target
@@ -146,7 +147,7 @@ def test_missing_layer(served, own, dense, caplog):
         sections = {name: loaded.section(name).clone() for name in certificates[0].sections}
         del sections["layers.2.entries"]
         draft = CertificateDraft("default", certificates[0].model, certificates[0].needs, 1)
-        opened.publish(draft, sections, served.documents[0])
+        opened.publish_many([Publication(draft, sections, served.documents[0])])
     engine = Engine(served.checkpoint, store)
     expect_dense(engine, RequestReason.MISSING_LAYER, request_of(served), dense, caplog, "layers.2.entries")
     assert metric(engine, "redknot_certificates_refused_total", reason="missing_layer") == 1
@@ -337,7 +338,6 @@ def test_stale_generation(served, own, dense, caplog, monkeypatch):
     assert library is not None
     with monkeypatch.context() as patch:
         patch.setattr(library, "refresh", lambda: None)
-        library._held.clear()
         expect_dense(engine, RequestReason.STALE_GENERATION, request_of(served), dense, caplog, "generation 2")
     expect_reuse(engine, request_of(served))
 
@@ -564,29 +564,37 @@ def test_not_worth_it_counts_the_recent_tail(served, caplog):
     expect_documents(engine, {"segments": segments}, reasons, caplog)
 
 
+def test_not_worth_it_counts_the_probe(served, caplog):
+    """32 of its rows could be skipped in 4 layers; ranking them runs the question's 32 rows in all 5."""
+    segments = [served.documents[0], document(40, 7)]
+    expect_documents(served.engine(), {"segments": segments}, [DocumentReason.NOT_WORTH_IT], caplog)
+    expect_documents(served.engine("turbo"), {"segments": segments}, [None], caplog)
+    expect_documents(served.engine(), {"segments": [*served.documents[:2], document(40, 7)]}, [None, None], caplog)
+
+
 def test_other_namespace(served, tmp_path, caplog):
     """Naming an artifact that is not one's own: the same answer whether or not somebody else has it."""
     store = tmp_path / "store"
     mine = publish(served.checkpoint, store, served.documents[:2], namespace="a")
-    theirs = publish(served.checkpoint, store, served.documents[3:4], namespace="b")
+    theirs = publish(served.checkpoint, store, served.documents[4:5], namespace="b")
     engine = Engine(served.checkpoint, store, namespace="a")
-    parts = [[BOS], served.documents[3], served.documents[1], QUESTION]
+    parts = [[BOS], served.documents[4], served.documents[1], QUESTION]
     ids = [token for part in parts for token in part]
-    other, end = Span(1, 78, theirs[0].artifact_id), 78 + 130
-    own = Span(78, end, mine[1].artifact_id)
+    edge, end = 1 + 257, 1 + 257 + 130
+    other, own = Span(1, edge, theirs[0].artifact_id), Span(edge, end, mine[1].artifact_id)
     seen = []
     for name in (other.artifact_id, "0" * 64, "no id at all"):
-        request = {"token_ids": ids, "spans": [Span(1, 78, name), own]}
+        request = {"token_ids": ids, "spans": [Span(1, edge, name), own]}
         result = expect_documents(engine, request, [DocumentReason.OTHER_NAMESPACE, None], caplog)
         seen.append((result.token_ids, result.report.counters))
     assert seen[0] == seen[1] == seen[2]
     # Without naming it, the tenant's request is plainly one with an unknown document.
-    expect_documents(engine, {"token_ids": ids, "spans": [(1, 78), own]}, [DocumentReason.NO_MATCH, None], caplog)
+    expect_documents(engine, {"token_ids": ids, "spans": [(1, edge), own]}, [DocumentReason.NO_MATCH, None], caplog)
     # Whose it is reuses it, named or not.
     owner = Engine(served.checkpoint, store, namespace="b")
-    expect_documents(owner, {"token_ids": ids, "spans": [other, (78, end)]}, [None, DocumentReason.NO_MATCH], caplog)
+    expect_documents(owner, {"token_ids": ids, "spans": [other, (edge, end)]}, [None, DocumentReason.NO_MATCH], caplog)
     # A document of one's own is not reused under somebody else's name.
-    request = {"token_ids": ids, "spans": [(1, 78), Span(78, end, theirs[0].artifact_id)]}
+    request = {"token_ids": ids, "spans": [(1, edge), Span(edge, end, theirs[0].artifact_id)]}
     result = engine.generate(**request, max_new_tokens=NEW)
     assert result.report.reason is RequestReason.NOTHING_TO_REUSE
     assert result.report.documents[1].reason is DocumentReason.OTHER_NAMESPACE
