@@ -35,9 +35,8 @@ from redknot.nano.sequences import Recipe, induction_sequence, keyvalue_sequence
 from redknot.nano.tokenizer import FIRST_WORD_ID
 
 CORE = (0, 1, 3, 5)
-TOPK = GEOMETRY.index_topk
+TOPK, ALL = GEOMETRY.index_topk, tuple(range(GEOMETRY.num_layers))
 WORDS = GEOMETRY.vocab_size - FIRST_WORD_ID
-ALL = tuple(range(GEOMETRY.num_layers))
 Maker = Callable[[Generator, int], tuple[Any, Any]]
 
 
