@@ -72,6 +72,7 @@ def soak(count: int, seed: int, folder: Path) -> dict[str, int]:
     def make() -> LatentStore:
         return LatentStore(config(folder, device=24, host=12, disk=40), eviction=policy, clock=lambda: now[0])
 
+    gc.collect()  # what others left open ends now, and not between the two counts
     threads, files = threading.active_count(), _open_files()
     mirror = Mirror(make, now, contents=200, keys=60)
     weights, does = zip(*operations(mirror, dice), strict=True)
