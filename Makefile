@@ -21,7 +21,7 @@ help:
 	@echo "make demo       install what the demo needs and run it"
 	@echo "make test       install everything, then lint, type check and run the tests (PYTEST_ARGS=...)"
 	@echo "make venv       set up $(VENV) with the dev and eval extras"
-	@echo "make soak       many random operations on the latent store, and many processes killed on its disk tier"
+	@echo "make soak       the slow tests: many random operations and killed processes on the latent store, eight ranks"
 	@echo "make lint       ruff: rules and formatting        make format     let ruff repair both"
 	@echo "make typecheck  mypy, strict on redknot/          make bench      run benchmarks/ (BENCH_ARGS=...)"
 	@echo "make clean      remove caches and build outputs   make distclean  and $(VENV)"
@@ -37,7 +37,7 @@ test: lint typecheck
 soak: $(DEV_STAMP)
 	@$(BIN)/python -m tests.latents.soak --operations 200000 --seed 0
 	@$(BIN)/python -m tests.latents.soak --operations 200000 --seed 1
-	@$(BIN)/python -m pytest -m slow tests/latents $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 lint: $(DEV_STAMP)
 	@$(BIN)/ruff check .

@@ -42,7 +42,7 @@ CASES = (
     Case("repetitions with own tails, repeated prompt", "repeated+tail", "repeated", 100.0),
     Case("repetitions with own tails, 30 documents", "repeated+tail", "documents", 100.0),
     Case("repetitions with own tails, blocks and junk", "repeated+tail", "repeated blocks", 100.0),
-    Case("half repetition, half own, repeated prompt", "half", "repeated", None),
+    Case("half repetition, half own, repeated prompt", "half", "repeated", 100.0),
     Case("half repetition, half own, 30 documents", "half", "documents", None),
     Case("overlapping chunks (stride 100), 30 documents", "chunks", "documents", None),
     Case("one document in 10,000 edits, 30 of them", "edits", "documents", None),

@@ -78,6 +78,7 @@ def result_json(plan: BuildPlan, contents: Contents, report: CorpusReport, resul
         "built": len(result.certificates),
         "built_tokens": result.tokens,
         "built_bytes": result.nbytes,
+        "built_bytes_per_token": result.nbytes / result.tokens if result.tokens else None,
         "seconds": result.seconds,
         "tokens_per_second": result.tokens_per_second,
         "artifacts": artifacts,
@@ -116,6 +117,9 @@ def result_text(plan: BuildPlan, contents: Contents, result: BuildResult) -> str
     if result.tokens_per_second:
         built += f" in {result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s"
     lines.append(built)
+    if result.tokens:
+        planned = plan.planned_bytes / plan.missing_tokens
+        lines.append(f"{result.nbytes / result.tokens:,.0f} bytes/token, {planned:,.0f} by arithmetic")
     lines.append(
         f"store {printable(str(plan.store))}, namespace {plan.target.namespace}, serves {' '.join(plan.target.needs)}"
     )

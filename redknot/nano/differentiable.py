@@ -83,7 +83,7 @@ def _layer(weights: LayerWeights, streams: Tensor, state: Pass, layer: int) -> T
 
 def _attention(weights: AttentionWeights, x: Tensor, state: Pass, layer: int) -> Tensor:
     geometry, (batch, length) = state.geometry, x.shape[:2]
-    heads, d = weights.wq_b.shape[0] // 1, geometry.head_dim
+    heads, d = weights.wq_b.shape[0], geometry.head_dim
     w_in = weights.w_in.detach() if state.frozen else weights.w_in
     projected = linear(x, w_in).split(weights.in_sizes, dim=-1)
     latent, comp_kv, comp_gate, index_kv, index_gate, q_a, index_weights = projected

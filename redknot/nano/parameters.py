@@ -170,7 +170,8 @@ def _layer_tensors(layer: int, matrix: Any, generator: torch.Generator) -> dict[
         series = 2 if kind is LayerKind.CSA else 1
         out |= _compressor_tensors("attn.compressor", series * d, d, g.ratio(layer), matrix)
     if kind is LayerKind.CSA:
-        out |= _compressor_tensors("attn.indexer.compressor", 2 * g.index_head_dim, g.index_head_dim, 4, matrix)
+        width = g.index_head_dim
+        out |= _compressor_tensors("attn.indexer.compressor", 2 * width, width, g.csa_ratio, matrix)
         out["attn.indexer.wq_b.weight"] = matrix(g.index_heads * g.index_head_dim, g.q_lora_rank)
         out["attn.indexer.weights_proj.weight"] = matrix(g.index_heads, hidden)
     return out | _moe_tensors(layer, matrix, generator)

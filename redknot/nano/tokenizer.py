@@ -137,7 +137,7 @@ def save(out: Path) -> None:
         "add_bos_token": False,
         "add_eos_token": False,
         "clean_up_tokenization_spaces": False,
-        "model_max_length": 8192,
+        "model_max_length": 65536,
     }
     (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 

@@ -212,7 +212,10 @@ class Engine:
         request.wall["match_s"] = time.perf_counter() - request.started
         if not plan.runs:
             raise Refused(RequestReason.NOTHING_TO_REUSE, "no document of the request can be reused")
-        artifacts = {run.artifact_id: self._certified(library, run.artifact_id) for run in _distinct(plan.runs)}
+        artifacts: dict[str, LoadedArtifact] = {}
+        for run in _distinct(plan.runs):
+            artifacts[run.artifact_id] = self._certified(library, run.artifact_id)
+            request.certified += 1
         digests = {artifact_id: artifact.certificate.digest for artifact_id, artifact in artifacts.items()}
         request.vote = fingerprint([(run, digests[run.artifact_id]) for run in plan.runs])
         request.wall["certify_s"] = time.perf_counter() - request.started - request.wall["match_s"]
@@ -267,6 +270,7 @@ class Engine:
             detail=request.detail,
             prompt_tokens=total,
             reused_tokens=sum(document.reused for document in documents),
+            certified=request.certified,
             documents=documents,
             counters=request.counters,
             ledgers=ledgers(

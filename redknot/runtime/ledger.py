@@ -61,7 +61,7 @@ class Ledgers:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What one reusing prefill cannot exceed, given the rows that ran and its profile; savings are in ``Ledgers``.
+    """What skipping rows and heads alone can give, from the rows that ran and the profile; savings are in ``Ledgers``.
 
     ``row_bound``: the speed-up from rows that were skipped, see :func:`row_bound`; 1 where the profile skips none.
     ``head_row_ceiling``: the share of ``Ledgers.head_rows``, see :func:`structural_ceiling`.

@@ -42,6 +42,7 @@ class Report:
     detail: str  # one line for people, e.g. the differing identity fields
     prompt_tokens: int
     reused_tokens: int
+    certified: int  # artifacts whose certificates were validated for this request; a refused one is the reason
     documents: tuple[DocumentReport, ...]
     counters: Counters
     ledgers: Ledgers

@@ -87,7 +87,10 @@ def test_dry_run_is_right_and_writes_nothing(build, tmp_path, profiles):
     assert sorted(os.listdir(tmp_path)) == before
     assert (dry.code, dry.json["to_build"], dry.json["tokens_to_build"]) == (0, 6, 580)
     assert dry.json["free_bytes"] == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
-    assert build(*chosen).json["built_bytes"] == object_bytes()
+    built = build(*chosen).json
+    assert built["built_bytes"] == object_bytes()
+    assert built["built_bytes_per_token"] == built["built_bytes"] / built["built_tokens"]
+    assert built["built_bytes_per_token"] == pytest.approx(built["bytes_per_token"], rel=0.001)
     assert object_bytes() == pytest.approx(dry.json["planned_bytes"], rel=0.001)
 
 

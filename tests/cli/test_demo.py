@@ -30,6 +30,7 @@ def row(number: int, arm: str, *, seconds: float, bound: float | None) -> demo.R
         detail="",
         prompt_tokens=100,
         reused_tokens=0 if bound is None else 80,
+        certified=0 if bound is None else 1,
         documents=(),
         counters=Counters(),
         ledgers=Ledgers(Saving(0, 100), Saving(0, 10), Saving(0 if bound is None else 75, 100), {}),

@@ -44,6 +44,8 @@ def test_it_answers_questions_about_new_names(model: Model, tokenizer: Tokenizer
     rng = np.random.default_rng(3)
     right = [answers(model, tokenizer, make_sample(rng, tokenizer, "single", "test", 600, 4)) for _ in range(12)]
     assert sum(right) >= 10
+    far = [answers(model, tokenizer, make_sample(rng, tokenizer, "single", "test", 2048, 6)) for _ in range(6)]
+    assert sum(far) >= 5
 
 
 def test_swapping_two_documents_swaps_the_answer(model: Model, tokenizer: Tokenizer) -> None:

@@ -103,6 +103,8 @@ def test_ids_of_any_kind(engine, served, kind):
     ids = flat([BOS], served.documents[0], QUESTION)
     result = engine.generate(token_ids=kind(ids), max_new_tokens=2)
     assert result.report.arm == "reuse"
+    assert result.report.certified == 1
+    assert engine.generate(token_ids=kind(ids), max_new_tokens=1, reuse="off").report.certified == 0
     assert result.token_ids == engine.generate(token_ids=ids, max_new_tokens=2).token_ids
     again = engine.generate(segments=[kind(served.documents[0]), kind(QUESTION)], max_new_tokens=2)
     assert again.token_ids == result.token_ids

@@ -183,6 +183,7 @@ def test_the_runtimes_report_is_observed() -> None:
         detail="",
         prompt_tokens=10,
         reused_tokens=0,
+        certified=0,
         bounds=None,
         latents=Held(1, 2, 3, 4, block_bytes=10, arena_bytes=5),
         ttft_forward_s=0.1,
