@@ -36,7 +36,7 @@ class State:
         return self._pool[self._rows()].flatten()[: self._nbytes]
 
     def write(self, data: Tensor) -> None:
-        """Keep ``data`` [nbytes] uint8 under the key, for others to find; not where there is no room or it was found."""
+        """Keep ``data`` [nbytes] uint8 under the key, for others to find; not without room, or where it was found."""
         if self._segment.blocks is None or not self._missing:
             return
         missing = torch.tensor(self._missing)

@@ -142,4 +142,4 @@ class Library:
         if WINDOW_TAIL not in self.needs or not windows.rebuilt:
             return None
         plan = window_plan(self.geometry, windows, run.doc_start + run.length)
-        return Rebuild(plan, torch.from_numpy(row.token_ids).long())
+        return Rebuild(plan, torch.tensor(row.token_ids, dtype=torch.int64))

@@ -52,11 +52,13 @@ def token_ids(model: Model, length: int) -> Tensor:
     return torch.tensor(document(length, 5)) % model.geometry.vocab_size
 
 
-def source(model: Model, length: int, windows: Windows, lo: int, hi: int, at: int = 0, key: bytes | None = None) -> Source:
+def source(
+    model: Model, length: int, windows: Windows, lo: int, hi: int, at: int = 0, key: bytes | None = None
+) -> Source:
     """Tokens [lo, hi) of the document at request position ``at``."""
     plan = window_plan(model.geometry, windows, hi)
     rebuild = Rebuild(plan, token_ids(model, length)) if windows.rebuilt else None
-    run = KnownRun("d", at, lo, hi - lo, length)
+    run = KnownRun("d", 0, lo, hi - lo, length)
     return Source(run, sections(model, length, windows), key, rebuild)
 
 
@@ -172,6 +174,19 @@ def test_states_are_kept_under_the_artifact_and_the_end(model: Model) -> None:
     assert space.store.books()["arena"].live == 0
 
 
+def test_ranks_recompute_together(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank that lacks the state makes all of them run: a forward needs everybody."""
+    space = nan_space(model.geometry)
+    for agreed in (True, False, True):
+        with monkeypatch.context() as patch, Workspace(space) as memory:
+            votes: list[bool] = []
+            patch.setattr(model.group, "all_agree", lambda mine, a=agreed, v=votes: v.append(mine) or (mine and a))
+            _, counters = rebuilt(model, source(model, 300, NONE, 0, 300, key=b"one"), memory)
+            assert len(votes) == 1
+            assert (counters.window_rows > 0) == (not (votes[0] and agreed))
+    assert space.store.recount() == []
+
+
 def test_shared_blocks_are_not_written_to(model: Model) -> None:
     """Recomputing copies no block of the document and leaves its entries as they were."""
     memory = nan_memory(model.geometry)
@@ -182,7 +197,9 @@ def test_shared_blocks_are_not_written_to(model: Model) -> None:
     for layer, held in enumerate(session.segments[0].layers):
         if held.entries is not None:
             ratio = model.geometry.ratio(layer)
-            assert torch.equal(held.entries[: 192 // ratio], stored[f"layers.{layer}.entries"][64 // ratio : 256 // ratio])
+            assert torch.equal(
+                held.entries[: 192 // ratio], stored[f"layers.{layer}.entries"][64 // ratio : 256 // ratio]
+            )
 
 
 @pytest.mark.parametrize("name", EVERY)
