@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from redknot.artifact.files import checksum
 from redknot.artifact.header import DTYPES, TensorSpec, file_bytes
 from redknot.artifact.identity import ModelIdentity, artifact_id_of, differences
+from redknot.artifact.needs import lacking
 from redknot.artifact.reasons import LayoutVersionError, MalformedFileError
 from redknot.artifact.schema import DEFAULT_LAYER_GROUP, LAYOUT_VERSION, file_of, need_is_sharded, parse_section
 from redknot.errors import RequestReason, StoreError
@@ -183,9 +184,9 @@ def validate(certificate: Certificate, expected: Expected) -> Refusal | None:
         return _refusal(RequestReason.IDENTITY_MISMATCH, fields, "the artifact belongs to another identity:")
     if certificate.token_hash != expected.token_hash:
         return _refusal(RequestReason.TOKEN_MISMATCH, ("token_hash",), "the artifact is of other tokens:")
-    lacking = tuple(sorted(set(expected.needs) - set(certificate.needs)))
-    if lacking:
-        return _refusal(RequestReason.PROFILE_MISMATCH, lacking, "the artifact was built without")
+    missing = lacking(expected.needs, certificate.needs)
+    if missing:
+        return _refusal(RequestReason.PROFILE_MISMATCH, missing, "the artifact was built without")
     refusal = _check_sections(certificate, expected.sections)
     if refusal is None and expected.generation not in (None, certificate.generation):
         found = f"generation {certificate.generation}, expected {expected.generation}"

@@ -15,6 +15,7 @@ A section is one tensor. Its name is unique in the artifact and is also the tens
     layers.3.index_keys   the indexer keys of CSA layers
     layers.3.zl.r0of2     shard of rank 0 of 2, in zl.<first>-<last>.r0of2
     boundary.streams      residual streams at the entry of the last fence, in boundary
+    boundary.windows_512  the windows of all layers in front of token 512, where they are kept at checkpoints
 
 Which of them an artifact holds follows from its needs: ``sections.section_specs``.
 """

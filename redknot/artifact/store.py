@@ -26,6 +26,7 @@ from redknot.artifact.maintenance import (
     examine,
     remove_empty,
 )
+from redknot.artifact.needs import lacking, stored_windows
 from redknot.artifact.publish import Publication, publish_many
 from redknot.artifact.reader import Reader, VerifyResult
 from redknot.artifact.reasons import StaleGenerationError
@@ -127,17 +128,18 @@ class ArtifactStore:
         """Return the token ids of every document that a request of this model may match, one row per content.
 
         Of several artifacts with the same tokens, one that covers ``needs`` (and ``world``, where they are
-        sharded) comes before one that does not, then one with all window rows (it serves parts of the document too),
-        then the smaller. Whether the one returned does is for ``validate``.
+        sharded) comes before one that does not, then one with all window rows (it serves parts of the document too) or
+        with fewer to compute again (``Windows.rank``), then the smaller. Whether the one returned does is for
+        ``validate``.
         One whose token ids are damaged is left out and goes to quarantine; the others stay in service. Token ids
         of ``known`` artifacts (by id, from an earlier call) are not read again.
         """
         known = known or {}
         sharded = any(need_is_sharded(need) for need in needs)
 
-        def rank(row: ArtifactRow) -> tuple[bool, bool, int]:
-            covers = set(needs) <= set(row.needs) and (not sharded or row.world == world)
-            return (not covers, "window_all" not in row.needs, row.nbytes)
+        def rank(row: ArtifactRow) -> tuple[bool, int, int]:
+            covers = not lacking(needs, row.needs) and (not sharded or row.world == world)
+            return (not covers, stored_windows(row.needs).rank, row.nbytes)
 
         best: dict[str, TokenRow] = {}
         for row in self.catalogue.rows(namespace, model=model.digest):

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from redknot.artifact.needs import parse_needs
 from redknot.artifact.schema import parse_section
-from redknot.artifact.sections import middle_layers, parse_needs, section_specs
+from redknot.artifact.sections import CHECKPOINT, middle_layers, section_specs
 from redknot.comm.shard import Shard
 from redknot.latents.paged import PagedRows
 from redknot.latents.segment import LayerLatents
@@ -96,6 +97,9 @@ def _sections(
             groups = Shard(section.rank, world).part(geometry.o_groups)
             rank = geometry.o_lora_rank
             value = local[section.layer][:, groups.start * rank : groups.stop * rank]
+        elif section.kind.startswith(CHECKPOINT):
+            at = int(section.kind.removeprefix(CHECKPOINT))
+            value = torch.stack([held.window[at - shape[1] : at] for held in segment.layers])
         else:
             assert section.layer is not None
             held = segment.layers[section.layer]

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from redknot.artifact.certificate import CertificateDraft
 from redknot.artifact.identity import ModelIdentity
+from redknot.artifact.needs import WINDOW_ALL, WINDOW_TAIL, WindowKind, Windows, stored_windows
 from redknot.artifact.publish import planned_bytes
 from redknot.artifact.schema import need_is_sharded
 from redknot.artifact.sections import section_specs
@@ -16,6 +17,8 @@ from redknot.errors import ConfigError
 from redknot.model.geometry import Geometry
 from redknot.model.profile import Profile, misfit
 from redknot.runtime.identity import PROMPT_ENCODER
+
+ALL_READ = Windows(WindowKind.ALL)  # every row that the profiles read
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,11 @@ class Target:
         """Bytes on disk of the artifact of a document of that many tokens."""
         return planned_bytes(self._draft_of_size, section_specs(self.geometry, tokens, self.needs, self.world))
 
+    @property
+    def windows(self) -> Windows | None:
+        """What is kept of window rows; None where nothing reads any."""
+        return stored_windows(self.needs) if "latents" in self.needs else None
+
     @cached_property
     def _draft_of_size(self) -> CertificateDraft:
         """A draft with an identity of the right size, for which no weights have to be read."""
@@ -48,9 +56,14 @@ class Target:
         return self.draft(identity)
 
 
-def make_target(geometry: Geometry, profiles: Sequence[Profile], tp_size: int, namespace: str) -> Target:
-    """Unite the needs of some profiles, so that one artifact serves them all; ConfigError when it cannot."""
-    needs = united_needs(geometry, profiles)
+def make_target(
+    geometry: Geometry, profiles: Sequence[Profile], tp_size: int, namespace: str, windows: Windows = ALL_READ
+) -> Target:
+    """Unite the needs of some profiles, so that one artifact serves them all; ConfigError when it cannot.
+
+    ``windows`` says what is kept on disk of the window rows that they read.
+    """
+    needs = with_windows(united_needs(geometry, profiles), windows)
     if tp_size < 1:
         raise ConfigError(f"TP size {tp_size}: there is at least one rank")
     Shard(0, tp_size).check(geometry.shardable())
@@ -74,6 +87,20 @@ def united_needs(geometry: Geometry, profiles: Sequence[Profile]) -> tuple[str, 
                 raise ConfigError(f"profiles {names}: one artifact cannot hold both {clash}; build them one by one")
     if not needs:
         raise ConfigError(f"nothing to build: {names or 'no profile'} reuses nothing")
-    if "window_all" in needs:
-        needs["window_tail"] = "window_tail"  # all rows hold the last ones too
+    if WINDOW_ALL in needs:
+        needs[WINDOW_TAIL] = WINDOW_TAIL  # all rows hold the last ones too
     return tuple(sorted(needs.values()))
+
+
+def with_windows(needs: tuple[str, ...], windows: Windows) -> tuple[str, ...]:
+    """Needs whose window rows are kept as ``windows`` says; ConfigError where a profile cannot be served so."""
+    if not windows.rebuilt:
+        return needs
+    if WINDOW_ALL in needs:
+        raise ConfigError(
+            f"windows {windows}: a profile that runs rows inside documents reads all window rows; only windows all "
+            "serves it (turbo reads the last ones and is served by any)"
+        )
+    if WINDOW_TAIL not in needs:
+        raise ConfigError(f"windows {windows}: these profiles read no window rows of documents; leave it at all")
+    return tuple(sorted({*needs, windows.need} - {WINDOW_TAIL}))

@@ -11,12 +11,13 @@ import torch
 from tqdm import tqdm
 
 from redknot.artifact.certificate import CertificateDraft
+from redknot.artifact.needs import parse_strategy
 from redknot.artifact.store import ArtifactStore
 from redknot.build.builder import BuildResult, build
 from redknot.build.contents import Content, Contents, tokenise
 from redknot.build.documents import CorpusReport, read_corpus
 from redknot.build.plan import BuildPlan, is_store, plan_build, record_names
-from redknot.build.target import make_target
+from redknot.build.target import ALL_READ, make_target
 from redknot.cli.build_report import left_out, plan_json, plan_text, result_json, result_text, warnings
 from redknot.cli.common import (
     DEFAULT_NAMESPACE,
@@ -56,6 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--namespace", default=DEFAULT_NAMESPACE, help="tenant that may reuse them (default: %(default)s)"
     )
+    parser.add_argument(
+        "--windows",
+        default=str(ALL_READ),
+        metavar="all|checkpoints:K|none",
+        help="window rows to keep on disk: all that the profiles read, those at every K-th block boundary, or none; "
+        "what is not kept is recomputed when a document is first used (default: %(default)s)",
+    )
     add_verify_weights(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what would be built and its size, write nothing")
 
@@ -65,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     configured, checkpoint = settings(), model_path(args.model)
     geometry = load_geometry(checkpoint)
     profiles = [load_profile(name) for name in args.profile or [DEFAULT_PROFILE]]
-    target = make_target(geometry, profiles, args.tp_size, args.namespace)
+    target = make_target(geometry, profiles, args.tp_size, args.namespace, parse_strategy(args.windows))
     tokenizer, report = load_tokenizer(checkpoint, geometry), CorpusReport()
     contents = tokenise(read_corpus(args.corpus, report), tokenizer, geometry.max_positions, report)
     if not args.json:

@@ -42,6 +42,7 @@ def plan_json(plan: BuildPlan, contents: Contents, report: CorpusReport) -> dict
         "store": os.fspath(plan.store),
         "namespace": plan.target.namespace,
         "needs": list(plan.target.needs),
+        "windows": str(plan.target.windows) if plan.target.windows is not None else None,
         "tp_size": plan.target.world,
         "documents": contents.documents,
         "identical": contents.identical,
@@ -90,6 +91,11 @@ def _corpus(contents: Contents) -> str:
     return f"{plural(contents.documents, 'document')}{same}, {contents.tokens:,} tokens"
 
 
+def _windows(plan: BuildPlan) -> str:
+    kept, geometry = plan.target.windows, plan.target.geometry
+    return kept.describe(geometry.block_length, geometry.window) if kept is not None else "no profile reads any"
+
+
 def plan_text(plan: BuildPlan, contents: Contents) -> str:
     """A dry run for people."""
     fits = "" if plan.planned_bytes <= plan.free_bytes else ": NOT ENOUGH"
@@ -97,6 +103,7 @@ def plan_text(plan: BuildPlan, contents: Contents) -> str:
         [
             f"corpus      {_corpus(contents)}",
             f"needs       {' '.join(plan.target.needs)}, TP size {plan.target.world}",
+            f"windows     {_windows(plan)}",
             f"skipped     {len(plan.present)}/{plan.total} already in {printable(str(plan.store))}",
             f"to build    {len(plan.missing)}/{plan.total}, {plan.missing_tokens:,} tokens",
             f"size        {human_bytes(plan.planned_bytes)} ({plan.planned_bytes:,} bytes)",
@@ -120,6 +127,7 @@ def result_text(plan: BuildPlan, contents: Contents, result: BuildResult) -> str
     if result.tokens:
         planned = plan.planned_bytes / plan.missing_tokens
         lines.append(f"{result.nbytes / result.tokens:,.0f} bytes/token, {planned:,.0f} by arithmetic")
+    lines.append(f"windows on disk: {_windows(plan)}")
     lines.append(
         f"store {printable(str(plan.store))}, namespace {plan.target.namespace}, serves {' '.join(plan.target.needs)}"
     )

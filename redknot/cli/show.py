@@ -7,6 +7,7 @@ import json
 
 from redknot.artifact.certificate import Certificate
 from redknot.artifact.loaded import read_certificate
+from redknot.artifact.needs import stored_windows
 from redknot.artifact.reasons import describe_os_error
 from redknot.artifact.rows import ArtifactRow
 from redknot.artifact.schema import CERTIFICATE_FILE, generation_dir
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
         certificate = _certificate(store, row)
         if args.json:
             found = artifact_json(store, row) | {
+                "windows": _windows(certificate),
                 "certificate": json.loads(certificate.model_dump_json()),
                 "faults": [{"section": fault.section, "file": fault.file, "reason": fault.reason} for fault in faults],
             }
@@ -63,6 +65,13 @@ def _certificate(store: ArtifactStore, row: ArtifactRow) -> Certificate:
         raise StoreError(describe_os_error("read", directory / CERTIFICATE_FILE, error)) from error
 
 
+def _windows(certificate: Certificate) -> str:
+    """What is kept of window rows, in the words of ``build --windows``, or ``tail``."""
+    if "latents" not in certificate.needs:
+        return "-"
+    return str(stored_windows(certificate.needs))
+
+
 def _print(row: ArtifactRow, certificate: Certificate, names: tuple[str, ...]) -> None:
     model = certificate.model
     per_token = row.nbytes / max(row.token_count, 1)
@@ -73,6 +82,7 @@ def _print(row: ArtifactRow, certificate: Certificate, names: tuple[str, ...]) -
         "state": f"{row.state}, generation {row.generation}, layout {certificate.layout_version}",
         "tokens": f"{row.token_count:,}  (hash {row.token_hash[:16]})",
         "needs": " ".join(row.needs),
+        "windows": _windows(certificate),
         "TP size": str(row.world),
         "size": f"{human_bytes(row.nbytes)} ({row.nbytes:,} bytes, {per_token:,.0f} a token)",
         "created": human_time(row.created),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from redknot.artifact.needs import WINDOW_TAIL, lacking, stored_windows
 from redknot.errors import DocumentReason
 from redknot.model.geometry import Geometry
 from redknot.model.profile import Profile
@@ -107,9 +108,9 @@ def _spanned(span: Span, decided: Sequence[PlannedDocument], foreign: bool, geom
 
 def _refusal(run: KnownRun, total: int, known: Known, profile: Profile, geometry: Geometry) -> DocumentReason | None:
     needs = profile.needs()
-    if not set(needs) <= known.needs:
+    if lacking(needs, known.needs):
         return DocumentReason.NOT_BUILT
-    if "window_tail" in needs and not run.whole and "window_all" not in known.needs:
+    if WINDOW_TAIL in needs and not run.whole and not stored_windows(known.needs).serve_parts:
         # The rows behind the run would read window latents that the artifact does not keep.
         return DocumentReason.NOT_BUILT
     if bool(repaired_rows(run, total, profile, geometry.window, geometry.csa_ratio).all()):

@@ -92,14 +92,14 @@ def project(scope: Scope, x: Tensor) -> Projections:
     return Projections(*linear(x, weights.w_in).split(weights.in_sizes, dim=-1))
 
 
-def write_latents(scope: Scope, p: Projections, rows: RowSet) -> None:
-    """Store the rows' rotated latents and the entries of the groups they complete."""
+def write_latents(scope: Scope, p: Projections, rows: RowSet, *, refresh: bool = True) -> None:
+    """Store the rows' rotated latents and, with ``refresh``, the entries of the groups they complete."""
     geometry, weights, layer = scope.geometry, scope.weights, scope.layer
     rotation = scope.rotation(rows.cache, "rows", rows.frame_positions)
     latent = rotate(rms_norm(p.latent, weights.kv_norm, geometry.norm_eps), rotation)
     for write in rows.writes:
         write.segment.layers[layer].window[write.into] = latent[write.rows]
-    if weights.compressor is None:
+    if weights.compressor is None or not refresh:
         return
     tails = [session.tails.get(layer) for session in rows.sessions]
     plan = _rows_plan(scope, rows, tails)

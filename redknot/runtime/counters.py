@@ -21,6 +21,8 @@ class Counters:
     flops: int = 0
     row_layers: int = 0  # (row, layer) pairs whose attention and experts ran
     split_row_layers: int = 0  # those of them that ran Global heads only, with the stored Z_L restored
+    window_row_layers: int = 0  # those of them that recomputed window rows which an artifact does not keep
+    window_rows: int = 0  # rows that ran for that in at least one layer
     probe_row_layers: int = 0  # as row_layers, of a ranking probe: rows that run again for the request itself
     entries_refreshed: int = 0
     expert_pairs: int = 0  # (row, routed expert) pairs that ran on this rank

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from redknot.model.checkpoint import load_model
 from redknot.model.profile import Profile, Treatment, load_profile
 from redknot.model.tokenizer import load_tokenizer
 from redknot.plan.planner import Span
-from redknot.plan.rows import KnownRun
+from redknot.plan.windows import ends
 from redknot.runtime.counters import Counters
 from redknot.runtime.decision import check_profile, fingerprint, plan_request
 from redknot.runtime.identity import model_identity
@@ -38,6 +38,7 @@ from redknot.runtime.progress import Request
 from redknot.runtime.report import Report, document_reports
 from redknot.runtime.request import REUSE_MODES, Text, read_length, read_request
 from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restored_session, segmented_session
+from redknot.runtime.windows import rebuild_windows
 
 _log = logging.getLogger(__name__)
 DTYPE = torch.float32  # the CPU runs and stores float32
@@ -213,18 +214,21 @@ class Engine:
         if not plan.runs:
             raise Refused(RequestReason.NOTHING_TO_REUSE, "no document of the request can be reused")
         artifacts: dict[str, LoadedArtifact] = {}
-        for run in _distinct(plan.runs):
-            artifacts[run.artifact_id] = self._certified(library, run.artifact_id)
+        for found, stops in ends(plan.runs).items():
+            artifacts[found] = self._certified(library, found, stops)
             request.certified += 1
         digests = {artifact_id: artifact.certificate.digest for artifact_id, artifact in artifacts.items()}
         request.vote = fingerprint([(run, digests[run.artifact_id]) for run in plan.runs])
         request.wall["certify_s"] = time.perf_counter() - request.started - request.wall["match_s"]
-        return [Source(run, artifacts[run.artifact_id], bytes.fromhex(digests[run.artifact_id])) for run in plan.runs]
+        return [
+            Source(run, artifacts[run.artifact_id], bytes.fromhex(digests[run.artifact_id]), library.rebuild(run))
+            for run in plan.runs
+        ]
 
-    def _certified(self, library: Library, artifact_id: str) -> LoadedArtifact:
+    def _certified(self, library: Library, artifact_id: str, stops: Collection[int]) -> LoadedArtifact:
         """One artifact, its certificate counted."""
         try:
-            artifact = library.certified(artifact_id)
+            artifact = library.certified(artifact_id, stops)
         except Refused as refused:
             self.metrics.certificate(refused.reason)
             raise
@@ -248,10 +252,14 @@ class Engine:
             request.refuse(RequestReason.NOTHING_TO_REUSE, f"profile {self.profile.name} runs every row again")
             return None
         request.rows = rows
+        rebuilding = time.perf_counter()
+        rebuild_windows(self.model, memory, session, sources, request.counters)
+        request.wall["windows_s"] = time.perf_counter() - rebuilding
         logits = prefill_reusing(self.model, session, sources, rows, ids, self.profile, request.counters)
         request.wall["ttft_forward_s"] = time.perf_counter() - started
         ran = request.counters
-        if ran.row_layers >= recompute_row_layers(geometry, len(ids)) and not ran.split_row_layers:
+        for_request = ran.row_layers - ran.window_row_layers  # windows are kept for requests to come
+        if for_request >= recompute_row_layers(geometry, len(ids)) and not ran.split_row_layers:
             request.rows, request.counters = None, Counters()  # the ledgers are of the prefill that answers
             request.refuse(RequestReason.NOTHING_TO_REUSE, f"profile {self.profile.name} ran every row again")
             return None
@@ -289,8 +297,3 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _distinct(runs: Sequence[KnownRun]) -> list[KnownRun]:
-    """One run of each artifact."""
-    return list({run.artifact_id: run for run in runs}.values())

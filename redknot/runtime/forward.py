@@ -43,6 +43,7 @@ class Stage:
     fan_out: FanOut | None = None
     split: HeadSplit | None = None
     restored: tuple[Tensor, Tensor] | None = None  # rows [r] of this stage that enter here, streams [r, hc, hidden]
+    refresh: bool = True  # whether groups that these rows complete become entries; else those that are there stay
 
 
 def forward(model: Model, stages: list[Stage], counters: Counters, capture: Capture | None = None) -> Tensor:
@@ -98,7 +99,7 @@ def _layer(
     scope, split = Scope(model, layer, counters, capture), stage.split
     x, mixing = enter(weights.attn_hc, streams, geometry)
     p = project(scope, rms_norm(x, weights.attn_norm, geometry.norm_eps))
-    write_latents(scope, p, rows)
+    write_latents(scope, p, rows, refresh=stage.refresh)
     if go_on is not None:
         rows, tokens, p, split = _only(rows, go_on), tokens[go_on], p.of(go_on), _still(split, go_on)
         streams, mixing = streams[go_on], mixing.of(go_on)

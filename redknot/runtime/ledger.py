@@ -96,8 +96,10 @@ def ledgers(
     layers, heads = geometry.num_layers, geometry.num_heads
     skipped = recompute_row_layers(geometry, tokens) - counters.row_layers
     middle, missing = skipped_layers(geometry, profile)
-    # Every skipped row is missing from the same layers, so the middle's part of them is a fixed fraction.
-    in_middle = skipped * middle // missing if missing else 0
+    # Every skipped row is missing from the same layers, so the middle's part of them is a fixed fraction. What ran
+    # again for window rows comes off the middle, where some of it ran.
+    again = counters.window_row_layers
+    in_middle = (skipped + again) * middle // missing - again if missing else 0
     local = heads - len(profile.global_heads) * geometry.o_groups
     flops = recompute_flops(geometry, tokens, shard)
     return Ledgers(

@@ -6,21 +6,27 @@ dense. Nothing here raises to the caller of a request.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
+
+import torch
 
 from redknot.artifact.certificate import Expected, validate
 from redknot.artifact.identity import ModelIdentity, differences
 from redknot.artifact.loaded import LoadedArtifact
+from redknot.artifact.needs import WINDOW_TAIL, stored_windows
 from redknot.artifact.reasons import request_reason
 from redknot.artifact.rows import TokenRow
 from redknot.artifact.schema import parse_section
-from redknot.artifact.sections import section_specs
+from redknot.artifact.sections import read_specs
 from redknot.artifact.store import ArtifactStore
 from redknot.comm.shard import Shard
 from redknot.errors import RequestReason, StoreError
 from redknot.model.geometry import Geometry
 from redknot.plan.planner import Known
+from redknot.plan.rows import KnownRun
 from redknot.plan.token_index import TokenIndex
+from redknot.plan.windows import Rebuild, checkpoint_before, window_plan
 
 
 class Refused(Exception):
@@ -98,18 +104,18 @@ class Library:
         except StoreError as error:
             raise Refused(RequestReason.STORE_UNAVAILABLE, str(error)) from error
 
-    def certified(self, artifact_id: str) -> LoadedArtifact:
+    def certified(self, artifact_id: str, stops: Collection[int]) -> LoadedArtifact:
         """An artifact whose certificate holds and whose every section this rank reads has been verified.
 
-        Raises Refused with the reason.
+        ``stops`` are the document positions behind which its runs end. Raises Refused with the reason.
         """
         row = self._rows[artifact_id]
         try:
             artifact = self.store.load(artifact_id, self.namespace)
             world = self.shard.world
-            # An artifact that serves several profiles may keep all window rows where this one reads the last ones.
-            held = {*self.needs, *({"window_all"} & set(artifact.certificate.needs))}
-            specs = section_specs(self.geometry, len(row.token_ids), tuple(sorted(held)), world)
+            held = artifact.certificate.needs
+            begins = {checkpoint_before(self.geometry, stored_windows(held), stop) for stop in stops}
+            specs = read_specs(self.geometry, len(row.token_ids), self.needs, held, world, begins)
             expected = Expected(
                 namespace=self.namespace,
                 model=self.identity,
@@ -128,3 +134,12 @@ class Library:
         except StoreError as error:
             raise Refused(request_reason(error), str(error)) from error
         return artifact
+
+    def rebuild(self, run: KnownRun) -> Rebuild | None:
+        """How the windows at a run's end are had; None where its artifact keeps them, or the profile reads none."""
+        row = self._rows[run.artifact_id]
+        windows = stored_windows(row.artifact.needs)
+        if WINDOW_TAIL not in self.needs or not windows.rebuilt:
+            return None
+        plan = window_plan(self.geometry, windows, run.doc_start + run.length)
+        return Rebuild(plan, torch.tensor(row.token_ids, dtype=torch.int64))

@@ -122,9 +122,16 @@ class Metrics:
         self._validated = self._counter("certificates_validated", "Certificates that held.")
         self._refused = self._counter("certificates_refused", "Certificates that did not hold, by reason.", "reason")
         self._head_rows = self._counter("head_rows", "Head-rows of requests: layers x tokens x heads.", "arm")
-        self._head_rows_saved = self._counter("head_rows_saved", "Local head-rows of middle layers not run.", "arm")
+        self._head_rows_saved = self._counter(
+            "head_rows_saved",
+            "Local head-rows of middle layers not run; 0 of a request that ran more for windows than it skipped.",
+            "arm",
+        )
         self._row_layers = self._counter("recompute_row_layers", "Row-layers that recompute would have run.", "arm")
         self._row_layers_run = self._counter("row_layers_run", "Row-layers that ran, probes not counted.", "arm")
+        self._window_row_layers = self._counter(
+            "window_row_layers", "Of these, for windows that no artifact kept.", "arm"
+        )
         self._flops = self._counter("recompute_flops", "FLOPs that recompute would have run.", "arm")
         self._flops_run = self._counter("flops_run", "FLOPs that ran, probes and merges included.", "arm")
         self._pairs = self._counter("expert_pairs_native", "(row, expert) pairs the native router chose.", "arm")
@@ -147,9 +154,10 @@ class Metrics:
             self._document_tokens.labels("reused").inc(document.reused)
             self._document_tokens.labels("recomputed").inc(document.recomputed)
         self._head_rows.labels(arm).inc(saved.head_rows.whole)
-        self._head_rows_saved.labels(arm).inc(saved.head_rows.saved)
+        self._head_rows_saved.labels(arm).inc(max(saved.head_rows.saved, 0))
         self._row_layers.labels(arm).inc(ran.row_layers + saved.token_rows.saved)
         self._row_layers_run.labels(arm).inc(ran.row_layers)
+        self._window_row_layers.labels(arm).inc(ran.window_row_layers)
         self._flops.labels(arm).inc(saved.arithmetic.whole)
         self._flops_run.labels(arm).inc(ran.flops)
         self._pairs.labels(arm).inc(ran.expert_pairs_native)
@@ -192,7 +200,7 @@ class Metrics:
         """Expose every known label from the start, so that the first event is a rise from 0."""
         for metric in (self._requests, self._head_rows, self._head_rows_saved, self._row_layers, self._row_layers_run):
             _touch(metric, ARMS)
-        for metric in (self._flops, self._flops_run, self._pairs, self._pairs_run):
+        for metric in (self._window_row_layers, self._flops, self._flops_run, self._pairs, self._pairs_run):
             _touch(metric, ARMS)
         for metric in (self._fallbacks, self._requests_refused, self._refused):
             _touch(metric, RequestReason)

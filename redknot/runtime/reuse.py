@@ -22,6 +22,7 @@ from redknot.latents.workspace import Workspace
 from redknot.model.profile import Profile, Selector, Treatment
 from redknot.ops.moe import FanOut
 from redknot.plan.rows import KnownRun, Rows, pick_rows, protected_rows
+from redknot.plan.windows import Rebuild
 from redknot.runtime.counters import Counters
 from redknot.runtime.forward import HeadSplit, Stage, forward
 from redknot.runtime.layout import RowSet
@@ -44,6 +45,7 @@ class Source:
     run: KnownRun
     sections: Sections
     key: bytes | None = None  # names the content of ``sections``; None: its blocks are not shared with anybody
+    rebuild: Rebuild | None = None  # None: the artifact keeps the window rows that are read
 
 
 def segmented(runs: Sequence[KnownRun], total: int) -> list[tuple[int, int, KnownRun | None]]:
@@ -75,7 +77,7 @@ def segmented_session(memory: Workspace, runs: Sequence[KnownRun], total: int, r
 
 @torch.inference_mode()
 def restored_session(memory: Workspace, sources: Sequence[Source], total: int, room: int) -> Session:
-    """As ``segmented_session``, its known segments filled from their artifacts.
+    """As ``segmented_session``, its known segments filled from their artifacts: all but windows to be rebuilt.
 
     Blocks that the store has under an artifact's key are shared as they are; others are filled and can be found from
     then on. StoreError for a section that cannot be trusted.
@@ -106,23 +108,37 @@ def _cut(runs: Sequence[KnownRun], total: int, room: int) -> list[tuple[Segment,
 
 def _restore(memory: Workspace, segment: Segment, source: Source) -> None:
     """Give a known segment memory, and fill it with what the request will read of the artifact."""
-    geometry, run, key = memory.space.geometry, source.run, source.key
-    first, blocks = run.doc_start // geometry.block_length, -(-run.length // geometry.block_length)
-    if key is None:
-        memory.allocate(segment, segment.length)
-        missing = list(range(blocks))
-    else:
-        keys = [key + number.to_bytes(8, "little") for number in range(first, first + blocks)]
-        missing = memory.find(segment, keys)
+    restore_blocks(memory, segment, source)
+    if source.rebuild is not None:
+        return
+    run = source.run
     for layer, latents in enumerate(segment.layers):
         window = source.sections.section(layer_section(layer, "window"))
         kept = run.doc_length - window.shape[0]  # rows in front of the stored tail
         rows = window[max(run.doc_start - kept, 0) : run.doc_start + run.length - kept]
         latents.window[run.length - rows.shape[0] : run.length] = rows
+
+
+def restore_blocks(memory: Workspace, segment: Segment, source: Source, *, windows: bool = True) -> None:
+    """Give a segment of a document memory, and fill its blocks; without ``windows`` it has no room for window rows.
+
+    It begins at a block boundary of the document. Errors as of ``restored_session``.
+    """
+    block, key = memory.space.geometry.block_length, source.key
+    first, blocks, end = segment.start // block, -(-segment.length // block), segment.end
+    if key is None:
+        memory.allocate(segment, segment.length)
+        missing, keys = list(range(blocks)), []
+    else:
+        keys = [key + number.to_bytes(8, "little") for number in range(first, first + blocks)]
+        segment.end = end if windows else segment.start  # a workspace gives as many window rows as there are tokens
+        missing = memory.find(segment, keys)
+        segment.end = end
+    for layer, latents in enumerate(segment.layers):
         for kind, held in (("entries", latents.entries), ("index_keys", latents.index_keys)):
             if held is not None and missing:
                 _fill(held, missing, source.sections.section(layer_section(layer, kind)), first)
-    if key is not None and segment.blocks is not None:
+    if keys and segment.blocks is not None:
         for number in missing:
             segment.blocks.publish(number, keys[number])
 

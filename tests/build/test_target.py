@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from redknot.artifact.needs import parse_strategy
+from redknot.artifact.sections import section_specs
 from redknot.build.target import make_target
 from redknot.errors import ConfigError
 from redknot.model.profile import SHIPPED, Profile, Treatment
@@ -66,3 +70,49 @@ def test_impossible_ranks_and_namespaces(tp_size, namespace):
 def test_only_sharded_artifacts_depend_on_the_ranks():
     assert make_target(GEOMETRY, [SHIPPED["rowsparse"]], 2, "n").world == 1
     assert make_target(GEOMETRY, [SHIPPED["combined"]], 2, "n").world == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "windows", "expected"),
+    [
+        (["turbo"], "all", ("latents", "window_tail")),
+        (["turbo"], "none", ("latents", "window_none")),
+        (["turbo"], "checkpoints:4", ("latents", "window_checkpoints:4")),
+        (["turbo", "headsplit"], "none", ("latents", "window_none", "zl:1:0")),
+        (["rowsparse"], "all", ("latents", "streams:1", "window_all", "window_tail")),
+    ],
+)
+def test_windows_are_part_of_the_needs(names, windows, expected):
+    target = make_target(GEOMETRY, [SHIPPED[name] for name in names], 1, "n", parse_strategy(windows))
+    assert target.needs == expected
+
+
+@pytest.mark.parametrize("windows", ["none", "checkpoints:1"])
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["rowsparse"], "inside documents reads all window rows"),
+        (["turbo", "combined"], "inside documents reads all window rows"),
+        (["headsplit"], "read no window rows"),
+    ],
+)
+def test_windows_that_profiles_cannot_do_without(names, windows, message):
+    with pytest.raises(ConfigError, match=f"windows {windows}: .*{message}"):
+        make_target(GEOMETRY, [SHIPPED[name] for name in names], 1, "n", parse_strategy(windows))
+
+
+def test_bytes_of_windows_on_disk():
+    """As many as the sections hold, at each strategy; the fewer rows, the fewer bytes."""
+    layers, window, d, block = GEOMETRY.num_layers, GEOMETRY.window, GEOMETRY.head_dim, GEOMETRY.block_length
+
+    def payload(windows: str, tokens: int) -> int:
+        target = make_target(GEOMETRY, [SHIPPED["turbo"]], 1, "n", parse_strategy(windows))
+        return sum(4 * math.prod(shape) for _, shape in section_specs(GEOMETRY, tokens, target.needs).values())
+
+    row = 4 * layers * d
+    for tokens in (1, block - 1, block, 5 * block + 3, 16 * block):
+        entries = payload("none", tokens)
+        assert payload("all", tokens) == entries + row * min(tokens, window)
+        for every in (1, 4, 16):
+            count = tokens // (every * block)
+            assert payload(f"checkpoints:{every}", tokens) == entries + row * count * window

@@ -290,3 +290,36 @@ def test_an_empty_catalogue_is_gone_on_from(redknot, corpus, checkpoint, tmp_pat
     (store / "catalogue.sqlite").write_bytes(b"")
     assert redknot("build", corpus, "--model", checkpoint).code == 0
     assert redknot("verify").code == 0
+
+
+@pytest.mark.parametrize("windows", ["none", "checkpoints:2"])
+def test_windows_are_said_and_planned(build, redknot, windows):
+    options = ("--profile", "turbo", "--windows", windows)
+    planned = build("--dry-run", *options).json
+    assert (planned["windows"], planned["needs"]) == (windows, ["latents", f"window_{windows}"])
+    text = build("--dry-run", *options, json=False).out
+    assert windows in next(line for line in text.splitlines() if line.startswith("windows "))
+    built = build(*options).json
+    assert (built["windows"], built["built"]) == (windows, 6)
+    assert built["built_bytes"] == pytest.approx(planned["planned_bytes"], rel=1e-3)
+    assert build(*options).json["skipped"] == 6
+    assert f"windows    {windows}\n" in redknot("show", "d1.txt").out
+    assert redknot("show", "d1.txt", "--json").json["windows"] == windows
+    assert redknot("verify").code == 0
+    # Another strategy is another artifact.
+    assert build("--profile", "turbo").json["built"] == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--windows", "none"), "windows none: a profile that runs rows inside documents reads all window rows"),
+        (("--profile", "turbo", "--windows", "checkpoints"), "windows 'checkpoints': it must be all, none or"),
+        (("--profile", "turbo", "--windows", "checkpoints:0"), "windows 'checkpoints:0': it must be all, none or"),
+    ],
+)
+def test_windows_that_cannot_be(build, options, message):
+    failed = build(*options, json=False)
+    assert failed.code != 0
+    assert message in failed.err
+    assert failed.err.count("\n") == 1

@@ -23,7 +23,7 @@ def _scenario(group: TorchGroup, jobs: dict[str, Any], scenario: dict[str, Any])
     if scenario.get("slow") == group.shard.rank:
         assert engine._library is not None
         native = engine._library.certified
-        engine._library.certified = lambda name: time.sleep(1) or native(name)  # type: ignore[method-assign,func-returns-value]
+        engine._library.certified = lambda *asked: time.sleep(1) or native(*asked)  # type: ignore[method-assign,func-returns-value]
     answers = []
     for segments in scenario["requests"]:
         result = engine.generate(segments=segments, max_new_tokens=4)
@@ -34,6 +34,7 @@ def _scenario(group: TorchGroup, jobs: dict[str, Any], scenario: dict[str, Any])
                 "arm": report.arm,
                 "reason": str(report.reason),
                 "reused": [found.reused for found in report.documents],
+                "windows": report.counters.window_row_layers,
                 "flops": report.ledgers.arithmetic.share,
             }
         )

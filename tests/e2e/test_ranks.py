@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from redknot.artifact.needs import parse_strategy
 from redknot.artifact.schema import generation_dir
 from redknot.artifact.store import ArtifactStore
+from redknot.model.profile import SHIPPED
 from redknot.runtime.engine import Engine
 from tests.artifact.kit import flip, offset_of
 from tests.kit.ranks import run_ranks
@@ -55,6 +57,8 @@ def answers(folder: Path) -> dict[str, Any]:
     apart, one = folder / "apart", folder / "one"
     publish(checkpoint, apart, DOCS, tp_size=2)
     publish(checkpoint, one, DOCS)
+    bare = folder / "bare"
+    publish(checkpoint, bare, DOCS, [SHIPPED["turbo"]], windows=parse_strategy("none"))
     shallow = folder / "deviation.json"  # all rows up to layer 4 of 5 would cost more than skipped rows save
     shallow.write_text(json.dumps(json.loads(DEVIATION.read_text()) | {"deviation_layer": 2}))
 
@@ -69,6 +73,8 @@ def answers(folder: Path) -> dict[str, Any]:
         "built apart": {"profile": "rowsparse", "stores": [whole, apart], "requests": [BOTH]},
         "built for one": {"profile": "combined", "stores": [one, one], "requests": [BOTH]},
         "not sharded": {"profile": "rowsparse", "stores": [one, one], "requests": [BOTH]},
+        # Both compute the windows that are not on disk, then both find them.
+        "windows": {"profile": "turbo", "stores": [bare, bare], "requests": [BOTH, SECOND]},
         "deviation": {"profile": str(shallow), "stores": [one, one], "requests": [BOTH]},
     }
     jobs = {"checkpoint": str(checkpoint), "scenarios": list(scenarios.values())}
@@ -93,16 +99,24 @@ def reasons(scenario: list[list[dict[str, Any]]], request: int = 0) -> list[str]
 
 @pytest.mark.parametrize(
     ("name", "profile"),
-    [("fine", "combined"), ("slow", "turbo"), ("not sharded", "rowsparse"), ("deviation", "deviation.json")],
-    ids=["fine", "slow", "not sharded", "deviation"],
+    [
+        ("fine", "combined"),
+        ("slow", "turbo"),
+        ("not sharded", "rowsparse"),
+        ("windows", "turbo"),
+        ("deviation", "deviation.json"),
+    ],
+    ids=["fine", "slow", "not sharded", "windows", "deviation"],
 )
 def test_two_ranks_reuse_as_one_process_does(answers, name, profile):
     for rank in answers[name]:
-        for answer, expected in zip(rank, answers[profile], strict=False):
+        for number, (answer, expected) in enumerate(zip(rank, answers[profile], strict=False)):
             assert (answer["arm"], answer["reason"]) == ("reuse", "None")
             assert answer["tokens"] == expected
             assert all(answer["reused"])
-            assert 0 < answer["flops"] < 1
+            first = name == "windows" and number == 0
+            assert answer["windows"] > 0 if first else answer["windows"] == 0
+            assert answer["flops"] < 1 if first else 0 < answer["flops"] < 1
 
 
 @pytest.mark.parametrize(

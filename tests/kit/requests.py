@@ -19,20 +19,23 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from redknot.artifact.certificate import Certificate
+from redknot.artifact.needs import Windows
 from redknot.artifact.publish import Publication
 from redknot.artifact.store import ArtifactStore
 from redknot.build.capture import evaluate
-from redknot.build.target import make_target
+from redknot.build.target import ALL_READ, make_target
 from redknot.config import CACHE_DIR, load_settings
 from redknot.latents.session import Session
 from redknot.model.checkpoint import load_model
 from redknot.model.profile import SHIPPED, Profile
 from redknot.nano import parameters
 from redknot.plan.rows import KnownRun
+from redknot.plan.windows import Rebuild, window_plan
 from redknot.runtime.counters import Counters
 from redknot.runtime.identity import model_identity
 from redknot.runtime.model import Model
 from redknot.runtime.reuse import Source, restored_session
+from redknot.runtime.windows import rebuild_windows
 from tests.kit.memory import nan_memory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,6 +102,7 @@ class Piece:
     document: int | None = None
     doc_start: int = 0
     doc_length: int = 0
+    whole: Sequence[int] = ()  # the document
 
 
 def new(length: int, seed: int = 99) -> Piece:
@@ -107,7 +111,7 @@ def new(length: int, seed: int = 99) -> Piece:
 
 def known(documents: Sequence[list[int]], number: int, start: int = 0, stop: int | None = None) -> Piece:
     whole = documents[number]
-    return Piece(whole[start:stop], number, start, len(whole))
+    return Piece(whole[start:stop], number, start, len(whole), whole)
 
 
 def assemble(pieces: Sequence[Piece], offset: int = 0) -> tuple[Tensor, list[KnownRun]]:
@@ -130,11 +134,12 @@ def publish(
     *,
     tp_size: int = 1,
     namespace: str = "default",
+    windows: Windows = ALL_READ,
 ) -> list[Certificate]:
     """Build artifacts that serve these profiles, in the order of the documents; one that is there is built again."""
     model = Model(*load_model(checkpoint))
     identity = model_identity(checkpoint, model.geometry, torch.float32, load_settings().cache_dir)
-    draft = make_target(model.geometry, profiles, tp_size, namespace).draft(identity)
+    draft = make_target(model.geometry, profiles, tp_size, namespace, windows).draft(identity)
     made = evaluate(model, [torch.tensor(ids) for ids in documents], draft.needs, Counters(), tp_size)
     names = [(f"d{number}",) for number in range(len(documents))]
     with ArtifactStore(store, create=True) as opened:
@@ -147,12 +152,23 @@ def publish(
 
 
 def restored(
-    model: Model, artifacts: Sequence[Memory], pieces: Sequence[Piece]
+    model: Model, artifacts: Sequence[Memory], pieces: Sequence[Piece], windows: Windows = ALL_READ
 ) -> tuple[Tensor, list[Source], Session]:
-    """A request over restored documents, with room for 4 tokens: ids, sources, session; unset memory is NaN."""
+    """A request over restored documents, with room for 4 tokens: ids, sources, session; unset memory is NaN.
+
+    The artifacts keep window rows as ``windows`` says; what they do not keep is recomputed.
+    """
     ids, runs = assemble(pieces)
-    sources = [Source(run, artifacts[int(run.artifact_id)]) for run in runs]
-    return ids, sources, restored_session(nan_memory(model.geometry), sources, len(ids), 4)
+    whole = {str(piece.document): torch.tensor(piece.whole) for piece in pieces}
+    sources = []
+    for run in runs:
+        plan = window_plan(model.geometry, windows, run.doc_start + run.length)
+        rebuild = Rebuild(plan, whole[run.artifact_id]) if windows.rebuilt else None
+        sources.append(Source(run, artifacts[int(run.artifact_id)], rebuild=rebuild))
+    memory = nan_memory(model.geometry)
+    session = restored_session(memory, sources, len(ids), 4)
+    rebuild_windows(model, memory, session, sources, Counters())
+    return ids, sources, session
 
 
 def use_cache(folder: Path) -> pytest.MonkeyPatch:

@@ -18,6 +18,8 @@ KNOWN = {
     "a": Known(300, EVERY),
     "b": Known(100, EVERY),
     "tail": Known(200, frozenset({"latents", "window_tail"})),
+    "none": Known(200, frozenset({"latents", "window_none"})),
+    "some": Known(200, frozenset({"latents", "window_checkpoints:4"})),
 }
 ROWSPARSE, TURBO = SHIPPED["rowsparse"], SHIPPED["turbo"]
 
@@ -54,6 +56,13 @@ def test_parts_need_all_window_rows():
     assert plan([Match("tail", 0, 0, 96)], profile=TURBO).documents[0].reason is DocumentReason.NOT_BUILT
     assert plan([Match("tail", 0, 96, 104)], profile=TURBO).documents[0].reason is None
     assert plan([Match("a", 0, 0, 96)], profile=TURBO).documents[0].reason is None
+
+
+def test_windows_that_are_recomputed_serve_any_end():
+    for name in ("none", "some"):
+        for match in (Match(name, 0, 0, 200), Match(name, 0, 0, 96), Match(name, 9, 64, 96)):
+            assert plan([match], profile=TURBO).documents[0].reason is None
+            assert plan([match]).documents[0].reason is DocumentReason.NOT_BUILT
 
 
 def test_the_recent_tail_counts_in_the_break_even():
