@@ -59,8 +59,7 @@ def _evaluate(
     fence, split = parsed.stream_fence, parsed.split
     capture = Capture()
     if split is not None:
-        chosen = split[1]
-        capture.local_heads = tuple(head for head in range(geometry.heads_per_group) if head not in chosen)
+        capture.global_heads = split[1]
         capture.local_layers = middle_layers(geometry, split[0])
     if fence is not None:
         capture.stream_layer = geometry.num_layers - fence

@@ -162,14 +162,15 @@ def attention(scope: Scope, p: Projections, rows: RowSet, heads: HeadSlice) -> T
     q_a = rms_norm(p.q_a, scope.weights.q_norm, geometry.norm_eps)
     groups = heads.wo_a.shape[0]
     z = torch.empty(rows.size, groups, geometry.o_lora_rank)
-    local = scope.capture.local_slice(scope.model, scope.layer) if scope.capture is not None else None
-    z_local = torch.empty_like(z) if local is not None else None
+    online = scope.capture.global_slice(scope.model, scope.layer) if scope.capture is not None else None
+    z_local = torch.empty_like(z) if online is not None else None
     for block in rows.blocks:
         output = _block(scope, p, q_a[block.rows], block, heads).view(block.size, groups, -1, geometry.head_dim)
         z[block.rows] = _project_out(output, heads)
-        if scope.capture is not None and local is not None and z_local is not None:
-            # A second, smaller product: the first stays bit for bit what a prefill without capture computes.
-            z_local[block.rows] = _project_out(output[:, :, list(scope.capture.local_heads)], local)
+        if scope.capture is not None and online is not None and z_local is not None:
+            # All heads less the Global ones: those are the fewer, and z stays bit for bit what it is without capture.
+            z_global = _project_out(output[:, :, list(scope.capture.global_heads)], online)
+            torch.sub(z[block.rows], z_global, out=z_local[block.rows])
     if scope.capture is not None and z_local is not None:
         scope.capture.local(scope.layer, z_local.flatten(1))
     scope.counters.add_product(rows.size, heads.heads * geometry.head_dim, geometry.q_lora_rank + geometry.o_lora_rank)

@@ -18,7 +18,7 @@ from redknot.runtime.reads import Entries
 class Capture:
     """Collects, chunk by chunk, the Local heads' contribution and the residual streams a profile needs."""
 
-    local_heads: tuple[int, ...] = ()  # positions within each output group
+    global_heads: tuple[int, ...] = ()  # positions within each output group; the others are Local
     local_layers: range = range(0)  # layers whose Z_L is kept
     stream_layer: int | None = None  # the layer at whose entry the residual streams are kept
     wants_scores: bool = False  # indexer scores summed over rows and layers
@@ -34,9 +34,9 @@ class Capture:
         if layer == self.stream_layer:
             self.streams.append(streams.clone())
 
-    def local_slice(self, model: Model, layer: int) -> HeadSlice | None:
-        """The Local heads' weights where this layer's Z_L is kept, else None."""
-        return model.heads(layer, self.local_heads) if layer in self.local_layers else None
+    def global_slice(self, model: Model, layer: int) -> HeadSlice | None:
+        """The Global heads' weights where this layer's Z_L is kept, else None."""
+        return model.heads(layer, self.global_heads) if layer in self.local_layers else None
 
     def local(self, layer: int, z_local: Tensor) -> None:
         """Called with Z_L [T, G_rank * R] of a layer."""

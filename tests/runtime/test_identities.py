@@ -245,7 +245,7 @@ def cut_out(model: Model, ids: Tensor, runs: Sequence[KnownRun]) -> tuple[Tensor
     """Segment-grouped recompute, and per run an "artifact" of the very values it computed, float32."""
     geometry = model.geometry
     middle = middle_layers(geometry, 1)
-    capture = Capture(tuple(range(1, geometry.heads_per_group)), middle, stream_layer=geometry.num_layers - 1)
+    capture = Capture((0,), middle, stream_layer=geometry.num_layers - 1)
     expected, session = grouped(model, ids, runs, capture)
     streams, z = torch.cat(capture.streams), {layer: torch.cat(capture.z_local[layer]) for layer in middle}
     by_start = {segment.first: segment for segment in session.segments}
