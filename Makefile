@@ -53,7 +53,8 @@ typecheck: $(DEV_STAMP)
 bench: $(DEV_STAMP)
 	@set -e; for script in benchmarks/[!_]*.py; do \
 		[ -e "$$script" ] || { echo "benchmarks/ holds no script" >&2; exit 1; }; \
-		echo "== $$script"; $(BIN)/python "$$script" $(BENCH_ARGS); \
+		name=$$(basename "$$script" .py); \
+		echo "== $$name"; $(BIN)/python -m "benchmarks.$$name" $(BENCH_ARGS); \
 	done
 
 clean:

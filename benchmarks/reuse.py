@@ -1,6 +1,6 @@
 """TTFT of recompute against reuse on the same token ids: `request` and `forward`, per length and profile.
 
-    python benchmarks/reuse.py --model models/nano --tokens 1024 2048 4096 8192 --profile rowsparse --profile turbo
+    python -m benchmarks.reuse --model models/nano --tokens 1024 2048 4096 8192 --profile rowsparse --profile turbo
 
 Documents of 512 tokens from nano's generator, built once a profile into a temporary store. Three warm-up pairs, then
 pairs in alternating order; the ratio is the median of paired ratios with a bootstrap interval. Cold is the first
@@ -24,17 +24,11 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from benchmarks._paired import ratio
 from redknot.cli.main import main as redknot
 from redknot.nano.corpus import questions, write_corpus
 from redknot.runtime.engine import Engine
 from redknot.runtime.report import Report
-
-
-def interval(values: list[float], rng: np.random.Generator) -> tuple[float, float]:
-    """95 % bootstrap interval of the median."""
-    draws = rng.choice(np.asarray(values), size=(2000, len(values)))
-    low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
-    return float(low), float(high)
 
 
 def built(corpus: Path, model: Path, store: Path, profile: str) -> float:
@@ -64,7 +58,7 @@ def reusing(engine: Engine, segments: list[str]) -> Report:
     return report
 
 
-def measure(engine: Engine, segments: list[str], pairs: int, rng: np.random.Generator) -> dict[str, Any]:
+def measure(engine: Engine, segments: list[str], pairs: int) -> dict[str, Any]:
     """The pairs of one length."""
     times: dict[str, list[tuple[float, float]]] = {"reuse": [], "recompute": []}
     for number in range(3 + pairs):
@@ -76,19 +70,18 @@ def measure(engine: Engine, segments: list[str], pairs: int, rng: np.random.Gene
             if number >= 3:
                 times[arm].append((report.ttft_request_s, report.ttft_forward_s))
     reuse, recompute = np.array(times["reuse"]), np.array(times["recompute"])
-    ratios = recompute / reuse
-    request = float(np.median(ratios[:, 0]))
+    request, forward = (ratio(recompute[:, side], reuse[:, side]) for side in (0, 1))
     allowed = 1 / (1 - found.ledgers.arithmetic.share)
     assert found.bounds is not None  # of every report that reused
     return {
         "profile": engine.profile.name,
         "tokens": found.prompt_tokens,
         "reused": found.reused_tokens,
-        "ratio_request": request,
-        "interval": interval(ratios[:, 0].tolist(), rng),
-        "ratio_forward": float(np.median(ratios[:, 1])),
+        "ratio_request": request["median"],
+        "interval": (request["low"], request["high"]),
+        "ratio_forward": forward["median"],
         "flops_allow": allowed,
-        "of_allowed": request / allowed,
+        "of_allowed": request["median"] / allowed,
         "row_bound": found.bounds.row_bound,
         "ttft_ms": {
             arm: {"median": 1000 * float(np.median(of)), "p95": 1000 * float(np.quantile(of, 0.95))}
@@ -133,7 +126,7 @@ def main() -> None:
             for tokens in args.tokens:
                 documents = [texts[i] for i in rng.permutation(len(texts))[: tokens // 512]]
                 segments = [*documents, questions(documents[0])[0][0]]
-                row = measure(engine, segments, args.pairs, rng)
+                row = measure(engine, segments, args.pairs)
                 medians = {arm: times["median"] for arm, times in row["ttft_ms"].items()}
                 cold = cold_ms(args, store / profile, profile, segments)
                 row["cold"] = {"ttft_ms": cold, "ratio_request": medians["recompute"] / cold}

@@ -17,6 +17,8 @@ LATENT_BYTES = "REDKNOT_LATENT_BYTES"
 LATENT_ARENA_BYTES = "REDKNOT_LATENT_ARENA_BYTES"
 LATENT_HOST_BYTES = "REDKNOT_LATENT_HOST_BYTES"
 LATENT_DISK_BYTES = "REDKNOT_LATENT_DISK_BYTES"
+LATENT_EVICTION = "REDKNOT_LATENT_EVICTION"
+EVICTIONS = ("lru", "cost")
 LATENT_FOLDER = "latents"  # in the cache folder
 
 
@@ -34,6 +36,7 @@ class LatentSettings:
     disk_bytes: int = 0
     disk_folder: Path | None = None
     arenas: int = 2  # a request, and the probe that ranks its rows
+    eviction: str = EVICTIONS[0]  # what leaves first: "lru", or "cost", which keeps what is dear to run again
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,16 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
         host_bytes=_bytes(found, LATENT_HOST_BYTES) or 0,
         disk_bytes=_bytes(found, LATENT_DISK_BYTES) or 0,
         disk_folder=cache_dir / LATENT_FOLDER,
+        eviction=_eviction(found),
     )
     return Settings(cache_dir, logging.getLevelNamesMapping()[level.upper()], latents)
+
+
+def _eviction(found: Mapping[str, str]) -> str:
+    name = found.get(LATENT_EVICTION) or EVICTIONS[0]
+    if name not in EVICTIONS:
+        raise ConfigError(f"{LATENT_EVICTION}={name!r} is none of {', '.join(EVICTIONS)}")
+    return name
 
 
 def _bytes(found: Mapping[str, str], name: str) -> int | None:

@@ -38,3 +38,10 @@ def test_unknown_log_level():
 
 def test_this_process():
     assert load_settings().cache_dir.is_absolute()
+
+
+def test_eviction_is_one_of_two() -> None:
+    assert load_settings({}).latents.eviction == "lru"
+    assert load_settings({"REDKNOT_LATENT_EVICTION": "cost"}).latents.eviction == "cost"
+    with pytest.raises(ConfigError, match=r"REDKNOT_LATENT_EVICTION='fifo' is none of lru, cost"):
+        load_settings({"REDKNOT_LATENT_EVICTION": "fifo"})

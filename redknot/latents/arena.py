@@ -13,6 +13,7 @@ from redknot.latents.handles import (
     ArenaFullError,
     Handle,
     PoolFullError,
+    Run,
     Serials,
     StaleHandleError,
 )
@@ -77,16 +78,16 @@ class Arena:
             raise ArenaFullError(
                 f"{nbytes} bytes do not fit into an arena of {total} bytes that has {total - start} left"
             )
-        handle = Handle(ARENA, slot * total + start, nbytes, self._arenas.serials.next())
-        self._spans[handle.serial] = handle
+        handle = Handle(ARENA, slot * total + start, nbytes, Run(self._arenas.serials.next()))
+        self._spans[handle.run.serial] = handle
         self.used = start + nbytes
         return handle
 
     def view(self, handle: Handle) -> Tensor:
         """The bytes of a handle of this arena, [length] uint8, valid until close; HandleError for any other."""
         slot = self._open_slot()
-        if self._spans.get(handle.serial) != handle:
-            raise self._arenas.serials.dead(handle)
+        if self._spans.get(handle.run.serial) != handle:
+            raise self._arenas.serials.dead(handle.run)
         start = handle.offset - slot * len(self._row)
         return self._row[start : start + handle.length]
 

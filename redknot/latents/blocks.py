@@ -1,11 +1,11 @@
-"""Who holds which block, what it is called and where it lies: plain dictionaries and numbers, no payload.
+"""Where blocks lie, what they are called and which may leave: plain dictionaries and numbers, no payload.
 
 Every method expects its caller to hold ``lock``, which is never held over a disk access or the copy of a payload.
 
 A block is open (written by its one owner), or sealed (its bytes never change). A sealed block with a name can be found,
 and stays without references until its place is needed; one without a name ends with its last reference. A referenced
 block is always in memory. Places in the host pool are taken by the worker thread alone, and given up by it alone where
-the block has a name: what it reads there cannot change under it.
+the block has a name: what it reads there cannot change under it. Who holds which block is in ``runs.py``.
 """
 
 from __future__ import annotations
@@ -13,20 +13,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from redknot.latents.books import MEMORY_COUNTERS, Counters
 from redknot.latents.content import Name
-from redknot.latents.handles import (
-    DEVICE,
-    HOST,
-    BlockStateError,
-    Handle,
-    MovedHandleError,
-    PoolFullError,
-    Serials,
-    describe,
-)
+from redknot.latents.handles import DEVICE, HOST, PoolFullError
 from redknot.latents.policy import Eviction
 from redknot.latents.slots import Slots
 
@@ -48,20 +39,21 @@ class StoredBlock:
         "saved",
         "sealed",
     )
+    name: Name | None
+    host: int | None
+    lease: float  # when the last lease ends, on the clock of the store; 0: none
+    cost: float  # of computing it again
 
     def __init__(self, namespace: str, device: int | None) -> None:
+        """An open block with one reference, that of the run it is made for."""
         self.namespace = namespace
-        self.name: Name | None = None
         self.device = device
-        self.host: int | None = None
-        self.sealed = False
-        self.saved = False  # these very bytes were read from the disk tier or written to it
-        self.filled = 0  # bytes written from the start; what follows is undefined
-        self.refs = 0
-        self.pins = 0
-        self.lease = 0.0  # when the last lease ends, on the clock of the store; 0: none
-        self.cost = 0.0  # of computing it again
-        self.cached = (False, False)  # whether the policies of the device and host pools hold it
+        self.name = self.host = None
+        self.refs = 1
+        self.sealed = self.saved = False  # saved: these very bytes were read from the disk tier or written to it
+        self.filled = self.pins = 0  # filled: bytes written from the start; what follows is undefined
+        self.lease = self.cost = 0.0
+        self.cached = 0  # bit ``region``: the policy of that pool holds it, so that it may leave there
 
 
 class BlockTable:
@@ -78,97 +70,13 @@ class BlockTable:
         self.lock = threading.Lock()
         self.device = device
         self.host = host
-        self.refs: dict[int, StoredBlock] = {}  # serial -> block
         self.index: dict[Name, StoredBlock] = {}
         self.policies = (eviction(), eviction())  # device, host: blocks that may leave there
         self.counters = Counters(MEMORY_COUNTERS)
-        self.serials = Serials()
-        self._nbytes = device.nbytes
         self._clock = clock
         self._held_below = held_below
         self._leases: list[tuple[float, int, StoredBlock]] = []  # may hold ends that were extended later
         self._lease_numbers = itertools.count()
-
-    # References.
-
-    def refer(self, block: StoredBlock) -> Handle:
-        """A new reference to a block, and the place it has now."""
-        serial = self.serials.next()
-        self.refs[serial] = block
-        block.refs += 1
-        if block.refs == 1:
-            self.settle(block)
-        if block.device is not None:
-            return Handle(DEVICE, block.device * self._nbytes, self._nbytes, serial)
-        assert block.host is not None  # a block without a place is not found any more
-        return Handle(HOST, block.host * self._nbytes, self._nbytes, serial)
-
-    def of(self, handle: Handle) -> StoredBlock:
-        """The block of a live reference, wherever it is; HandleError for any other."""
-        block = self.refs.get(handle.serial)
-        if block is None:
-            raise self.serials.dead(handle)
-        return block
-
-    def at(self, handle: Handle) -> StoredBlock:
-        """The block of a live reference, if it is where the handle says; HandleError for any other."""
-        block = self.of(handle)
-        if not self.is_there(block, handle):
-            place = "the host pool" if block.device is None else "another place of the device pool"
-            raise MovedHandleError(f"{describe(handle)} is in {place} by now; promote it to get its place")
-        return block
-
-    def is_there(self, block: StoredBlock, handle: Handle) -> bool:
-        """Whether the place that a handle names is one of the block's."""
-        slot = (block.device, block.host)[handle.region] if handle.region in (DEVICE, HOST) else None
-        return slot is not None and handle[1:3] == (slot * self._nbytes, self._nbytes)
-
-    def drop(self, handle: Handle) -> None:
-        """End a reference; HandleError for one that is not alive."""
-        block = self.refs.pop(handle.serial, None)
-        if block is None:
-            raise self.serials.dead(handle)
-        block.refs -= 1
-        if block.refs:
-            return
-        if block.name is None:
-            self._give_up(block)
-        else:
-            self.settle(block)
-
-    def match(self, names: Sequence[Name]) -> list[Handle | None]:
-        """A reference for every name that is in the device pool, None for the others."""
-        found: list[Handle | None] = []
-        for name in names:
-            block = self.index.get(name)
-            found.append(None if block is None or block.device is None else self.refer(block))
-        return found
-
-    # Contents.
-
-    def open(self, namespace: str) -> Handle:
-        """A reference to a new open block in the device pool; PoolFullError when nothing there can leave."""
-        return self.refer(StoredBlock(namespace, self.take_device()))
-
-    def open_block(self, handle: Handle) -> StoredBlock:
-        """The open block of its only reference; BlockStateError for a sealed or shared one."""
-        block = self.at(handle)
-        if block.sealed:
-            raise BlockStateError(f"{describe(handle)} is sealed; writable() gives a block to write")
-        if block.refs > 1:
-            raise BlockStateError(f"{describe(handle)} has {block.refs} references; writable() gives one of its own")
-        return block
-
-    def reopen(self, handle: Handle) -> None:
-        """Open the nameless block of its only reference; what the worker copied or copies of it is worth nothing."""
-        old = self.at(handle)
-        if old.sealed:
-            block = StoredBlock(old.namespace, old.device)
-            block.filled, block.refs = old.filled, 1
-            self.refs[handle.serial] = block
-            old.device, old.refs = None, 0
-            if old.host is not None:
-                self.leave(old, HOST)
 
     def install(self, block: StoredBlock, name: Name | None, cost: float) -> None:
         """Seal a block; with a name, which must be free, it can be found from now on."""
@@ -176,47 +84,59 @@ class BlockTable:
         if name is not None:
             self.index[name] = block
 
-    def merge(self, handle: Handle, held: Handle) -> Handle:
-        """Let the owner of an open block share the equal block of ``held``; both handles end, one is returned.
-
-        Where the equal block is not in the device pool, it takes over the place of the open one.
-        """
-        block, other = self.of(handle), self.of(held)
-        if other.device is None:
-            other.device, block.device, other.filled = block.device, None, block.filled
-        self.drop(handle)
-        shared = self.refer(other)
-        self.drop(held)
-        self.counters["shares"] += 1
-        return shared
-
     # Places.
 
-    def take_device(self) -> int:
-        """A slot of the device pool, evicting a block if need be; PoolFullError when none can leave."""
-        slot = self.device.take()
-        if slot is None:
-            victim = self.victim(DEVICE)
-            if victim is None:
-                raise PoolFullError(f"all {self.device.capacity} device blocks are in use, pinned or leased")
-            self.evict(victim, DEVICE)
-            slot = self.device.take()
-            assert slot is not None
-        return slot
+    def room(self) -> int:
+        """How many blocks could be opened: free places of the device pool, and those that a block may leave."""
+        if self._leases:
+            self.expire()
+        return self.device.free + len(self.policies[DEVICE])
 
-    def evict(self, block: StoredBlock, region: int) -> None:
-        """Take the place in the device or host pool from a block that may leave it."""
-        self.policies[region].evicted(block)
-        if region == DEVICE:
-            block.cached = (False, block.cached[HOST])
-            self.counters["evictions_device"] += 1
-        else:
-            block.cached = (block.cached[DEVICE], False)
-            self.counters["evictions_host"] += 1
-        self.leave(block, region)
+    def take_device(self, count: int) -> list[int]:
+        """Slots of the device pool, of blocks that leave it if need be; PoolFullError, which changes nothing."""
+        short = count - self.device.free
+        if short > 0 and (self._leases or short > len(self.policies[DEVICE])) and count > self.room():
+            raise self.pool_full(count)
+        slots = self.device.take_up_to(count)
+        if short > 0:
+            slots += self._take_over(short)
+        return slots
+
+    def _take_over(self, count: int) -> list[int]:
+        """The slots, still live, of blocks that leave the device pool; the caller knows that so many may."""
+        slots = []
+        index, dropped = self.index, 0
+        for victim in self.policies[DEVICE].evict(count):
+            slot, name = victim.device, victim.name
+            assert slot is not None  # or it would not be in that policy
+            slots.append(slot)
+            victim.device = None
+            victim.cached &= ~(1 << DEVICE)
+            if victim.host is None and name is not None:  # as ``_forget`` does it
+                del index[name]
+                victim.name = None
+                if not (victim.saved and self._held_below(name)):
+                    dropped += 1
+        self.counters["evictions_device"] += count
+        self.counters["dropped"] += dropped
+        return slots
+
+    def pool_full(self, count: int) -> PoolFullError:
+        """What to tell who asks for ``count`` blocks of which there are fewer."""
+        room, total = self.room(), self.device.capacity
+        asked = f"{count} device blocks are asked for and {room} can be had"
+        return PoolFullError(f"{asked}: {total - room} of {total} are in use, pinned or leased")
+
+    def evict_host(self, block: StoredBlock) -> None:
+        """Take the place in the host pool from a block that may leave it."""
+        self.counters["evictions_host"] += 1
+        self.leave(block, HOST)
 
     def leave(self, block: StoredBlock, region: int) -> None:
         """Give up a block's place in the device or host pool; a block without another place is forgotten."""
+        if block.cached >> region & 1:
+            block.cached &= ~(1 << region)
+            self.policies[region].evicted(block)
         if region == DEVICE:
             slot, block.device = block.device, None
         else:
@@ -224,10 +144,16 @@ class BlockTable:
         assert slot is not None  # the caller saw it there, under the lock
         (self.device, self.host)[region].give(slot)
         if block.device is None and block.host is None and block.name is not None:
-            del self.index[block.name]
-            self.counters["dropped"] += not (block.saved and self._held_below(block.name))
-            block.name = None
-        self.settle(block)
+            self._forget(block)
+
+    def _forget(self, block: StoredBlock) -> None:
+        """A block with a name has lost its last place."""
+        name = block.name
+        assert name is not None  # one without a name has a reference, or is given up
+        del self.index[name]
+        block.name = None
+        if not (block.saved and self._held_below(name)):
+            self.counters["dropped"] += 1
 
     def victim(self, region: int) -> StoredBlock | None:
         """The block to evict from the device or host pool next; None when none can leave."""
@@ -236,21 +162,35 @@ class BlockTable:
 
     def settle(self, block: StoredBlock) -> None:
         """Tell the policies whether a block may leave, after anything that decides it changed."""
-        idle = block.refs == 0
-        device = idle and block.device is not None and not block.pins and not block.lease
-        host = idle and block.host is not None
-        was_device, was_host = block.cached
-        if device != was_device:
-            self._tell(DEVICE, block, device)
-        if host != was_host:
-            self._tell(HOST, block, host)
-        block.cached = (device, host)
+        may_leave = places_to_leave(block)
+        changed = may_leave ^ block.cached
+        block.cached = may_leave
+        for region in (DEVICE, HOST):
+            if changed >> region & 1:
+                if may_leave >> region & 1:
+                    self.policies[region].add(block, block.cost)
+                else:
+                    self.policies[region].discard(block)
 
-    def _tell(self, region: int, block: StoredBlock, may_leave: bool) -> None:
-        if may_leave:
-            self.policies[region].add(block, block.cost)
-        else:
-            self.policies[region].discard(block)
+    # References; which run has them is in ``runs.py``.
+
+    def hold(self, block: StoredBlock) -> None:
+        """One reference more."""
+        block.refs += 1
+        if block.cached:
+            self.settle(block)
+
+    def release(self, block: StoredBlock) -> None:
+        """One reference less; a block without a name ends with the last."""
+        block.refs -= 1
+        if block.refs:
+            return
+        if block.name is not None:
+            self.settle(block)
+            return
+        for region in (DEVICE, HOST):
+            if (block.device, block.host)[region] is not None:
+                self.leave(block, region)
 
     # Pins and leases.
 
@@ -271,8 +211,10 @@ class BlockTable:
                 block.lease = 0.0
                 self.settle(block)
 
-    def _give_up(self, block: StoredBlock) -> None:
-        """The last reference to a block without a name ended."""
-        for region in (DEVICE, HOST):
-            if (block.device, block.host)[region] is not None:
-                self.leave(block, region)
+
+def places_to_leave(block: StoredBlock) -> int:
+    """Bit ``region`` for each pool in which a block is and which it may leave."""
+    if block.refs:
+        return 0
+    device = block.device is not None and not block.pins and not block.lease
+    return device << DEVICE | (block.host is not None) << HOST

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import NamedTuple
 
 import xxhash
 
@@ -21,11 +20,22 @@ ADDRESS_BYTES = 32
 _BY_CONTENT, _BY_CALLER = b"#", b"="
 
 
-class Name(NamedTuple):
-    """What a sealed block can be found under; made by ``content_name`` and ``caller_name``."""
+class Name(bytes):
+    """What a sealed block can be found under; made by ``content_name`` and ``caller_name``.
+
+    As bytes, which keep their hash: tables of names are what the policy path spends its time in. They are the namespace
+    behind its length, and the key.
+    """
 
     namespace: str
     key: bytes
+
+    def __new__(cls, namespace: str, key: bytes) -> Name:
+        """A name, equal to those of equal namespace and key."""
+        space = namespace.encode()
+        made = super().__new__(cls, len(space).to_bytes(8, "little") + space + key)
+        made.namespace, made.key = namespace, key
+        return made
 
 
 def content_name(namespace: str, digest: bytes) -> Name:

@@ -70,6 +70,7 @@ class DiskTier:
         self._blocks, self._aside, self._quarantine = (
             private_folder(root / name) for name in ("blocks", "aside", "quarantine")
         )
+        self._prefix = f"{self._blocks}{os.sep}"  # joining paths takes longer than looking one up
         self._scan_every = max(16, budget // self.file_bytes // 16)  # writes
         self._writing = threading.Lock()  # one write, eviction or scan at a time; held over IO, unlike _lock
         self._scratch = bytearray(nbytes)  # for the block that a write finds in its place; under _writing
@@ -197,7 +198,7 @@ class DiskTier:
     def _set_aside(self, where: bytes, reason: str) -> None:
         """Quarantine what lies at a block's place; where that fails it stays there, a miss each time."""
         source = self._path(where)
-        target = self._quarantine / f"{source.name}.{secrets.token_hex(4)}"
+        target = self._quarantine / f"{os.path.basename(source)}.{secrets.token_hex(4)}"
         try:
             size = os.lstat(source).st_size
             os.rename(source, target)
@@ -253,8 +254,8 @@ class DiskTier:
                 whole = stat.S_ISREG(found.st_mode) and found.st_size == self.file_bytes
                 yield bytes.fromhex(match.group(1)), found.st_mtime_ns if whole else None
 
-    def _path(self, where: bytes) -> Path:
-        return self._blocks / f"{where.hex()}.block"
+    def _path(self, where: bytes) -> str:
+        return f"{self._prefix}{where.hex()}.block"
 
     def _forget(self, where: bytes) -> bool:
         with self._lock:
@@ -262,7 +263,7 @@ class DiskTier:
             self._index.pop(where, None)
             return known
 
-    def _failed(self, action: str, path: Path, error: OSError) -> None:
+    def _failed(self, action: str, path: str | Path, error: OSError) -> None:
         number = error.errno or 0
         _log.warning("cannot %s %s: errno %s (%s)", action, path, number, error.strerror or errno.errorcode.get(number))
         self._count("io_errors")

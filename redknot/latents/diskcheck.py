@@ -63,7 +63,7 @@ def _problem(path: Path) -> str:
     if found.st_size <= PREFIX_BYTES:
         return f"{path} has {found.st_size} bytes, too few for a block"
     try:
-        read_block(path, bytes.fromhex(match.group(1)), memoryview(bytearray(found.st_size - PREFIX_BYTES)))
+        read_block(str(path), bytes.fromhex(match.group(1)), memoryview(bytearray(found.st_size - PREFIX_BYTES)))
     except DamagedFileError as error:
         return str(error)
     with suppress(OSError):  # the time orders evictions, and nobody used the block

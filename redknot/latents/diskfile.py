@@ -31,7 +31,7 @@ class DamagedFileError(StoreError):
     """A block's file that is not what was written there."""
 
 
-def write_block(path: Path, aside: Path, where: bytes, payload: memoryview, cost: float) -> None:
+def write_block(path: str, aside: Path, where: bytes, payload: memoryview, cost: float) -> None:
     """Write a block to a new file below ``aside``, sync it and rename it to ``path``; OSError leaves nothing behind."""
     head = _FIELDS.pack(_MAGIC, where, len(payload), cost)
     temporary, descriptor = _create(aside)
@@ -46,7 +46,7 @@ def write_block(path: Path, aside: Path, where: bytes, payload: memoryview, cost
         os.close(descriptor)
 
 
-def read_block(path: Path, where: bytes, into: memoryview) -> float:
+def read_block(path: str, where: bytes, into: memoryview) -> float:
     """Fill ``into`` with the payload of a block's file and return its cost.
 
     Kind and size of the file are checked before anything is read. DamagedFileError for what is not the block of
@@ -124,7 +124,7 @@ def _create(aside: Path) -> tuple[Path, int]:
     raise BlockingIOError(f"cannot lock a new file in {aside}")
 
 
-def _fill(descriptor: int, into: memoryview, at: int, path: Path) -> None:
+def _fill(descriptor: int, into: memoryview, at: int, path: str) -> None:
     if not read_all(descriptor, into, at):
         raise DamagedFileError(f"{path} ends early")
 

@@ -11,18 +11,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from redknot.latents.blocks import BlockTable, StoredBlock
+from redknot.latents.blocks import StoredBlock
 from redknot.latents.content import Name
 from redknot.latents.disk import DiskTier, Written
-from redknot.latents.handles import DEVICE, HOST, Handle, PoolFullError
+from redknot.latents.handles import DEVICE, HOST, Handle, PoolFullError, Run
 from redknot.latents.pool import Pool, host_bytes
+from redknot.latents.runs import Held, RunTable
 
 
 class Moves:
     """The moves of one store; one thread at a time calls its methods."""
 
-    def __init__(self, table: BlockTable, device: Pool, host: Pool, disk: DiskTier | None) -> None:
+    def __init__(self, table: RunTable, device: Pool, host: Pool, disk: DiskTier | None) -> None:
         self.transit: set[tuple[int, int]] = set()  # region and slot of what is being copied to
+        self.asked: set[tuple[Run, int]] = set()  # blocks of runs that are to be demoted
         self.disk = disk
         self._table = table
         self._device = device
@@ -44,10 +46,20 @@ class Moves:
                     return False
             refused = None if self.demote(block) else block
 
+    def demote_for(self, owner: Handle) -> None:
+        """Demote a block for whoever asked for it, unless it was freed, found, replaced or promoted since."""
+        with self._table.lock:
+            held = self._table.runs.get(owner.run.serial)
+            block = None if held is None else held.blocks[owner.number]
+        if block is not None:
+            self.demote(block, owner)
+        with self._table.lock:
+            self.asked.discard((owner.run, owner.number))
+
     def demote(self, block: StoredBlock, owner: Handle | None = None) -> bool:
         """Take a block out of the device pool, once a tier below holds it; whether that was done.
 
-        It must have no reference but the one of ``owner``, who asked for it: not that of somebody who found it since.
+        It must have no reference but that of ``owner``, who still wants it to be done.
         """
         table = self._table
         with table.lock:
@@ -118,28 +130,30 @@ class Moves:
                 if victim is None:
                     return None
                 if victim.device is not None:
-                    table.evict(victim, HOST)
+                    table.evict_host(victim)
                     continue
             self.save(victim)  # where the disk does not take it, it is dropped
             with table.lock:
-                if victim.cached[HOST]:
-                    table.evict(victim, HOST)
+                if victim.cached >> HOST & 1:
+                    table.evict_host(victim)
 
     # Up.
 
-    def load(self, name: Name) -> Handle | None:
-        """A reference to a block in the device pool, promoted if need be; None for a miss, or without room."""
+    def load(self, name: Name) -> Run | None:
+        """A run of one block in the device pool, promoted if need be; None for a miss, or without room."""
         table = self._table
         while True:
             with table.lock:
                 block = table.index.get(name)
-                held = None if block is None else table.refer(block)
-            if block is not None and held is not None:
-                raised = self.raise_block(block)
+                if block is not None:
+                    table.hold(block)
+                    run = table.start(Held([block], []))
+            if block is not None:
+                if self.raise_block(block):
+                    return run
                 with table.lock:
-                    found = table.refer(block) if raised else None
-                    table.drop(held)
-                return found
+                    table.drop(run)
+                return None
             found = self._from_disk(name)
             with table.lock:
                 if found is not None or name not in table.index:
@@ -167,8 +181,8 @@ class Moves:
             self._table.settle(block)
             return True
 
-    def _from_disk(self, name: Name) -> Handle | None:
-        """A reference to a block read from disk; None for a miss, without room, or if it is in memory by now."""
+    def _from_disk(self, name: Name) -> Run | None:
+        """A run of one block read from disk; None for a miss, without room, or if it is in memory by now."""
         if self.disk is None:
             return None
         self.reclaim(1)  # before the staging buffer is in use: what makes room for this block goes down through it
@@ -187,10 +201,9 @@ class Moves:
                 return None
             block = StoredBlock(name.namespace, target)
             block.filled, block.saved = self._device.slots.nbytes, True
-            held = table.refer(block)
             table.install(block, name, cost)
             table.counters["promotions_disk"] += 1
-            return held
+            return table.start(Held([block], []))
 
     def complete(self, block: StoredBlock) -> None:
         """Zero what was never written of a block in the device pool; the caller holds the lock of the table."""
@@ -200,12 +213,16 @@ class Moves:
 
     def _may_leave(self, block: StoredBlock, owner: Handle | None) -> bool:
         kept = block.pins or block.lease or not block.sealed
-        alone = owner is not None and block.refs == 1 and self._table.refs.get(owner.serial) is block
-        return not kept and (block.refs == 0 or alone)
+        return not kept and (block.refs == 0 or (block.refs == 1 and owner is not None and self._owns(owner, block)))
+
+    def _owns(self, owner: Handle, block: StoredBlock) -> bool:
+        held = self._table.runs.get(owner.run.serial)
+        asked = (owner.run, owner.number) in self.asked
+        return asked and held is not None and held.blocks[owner.number] is block
 
     def _device_slot(self) -> int | None:
         try:
-            slot = self._table.take_device()
+            [slot] = self._table.take_device(1)
         except PoolFullError:
             self._table.counters["promotions_refused"] += 1
             return None

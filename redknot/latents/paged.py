@@ -1,12 +1,12 @@
 """Rows that lie in the blocks of a segment: read side by side as a copy, written in place, copied before a write.
 
-A segment holds its blocks by handles, one reference each. Where a block lies is looked up at every access, because it
-changes: with the first write to a block that others may see, and when a block went down to another tier and came back.
+A segment holds its blocks as one run of the store. Where a block lies is looked up at every access, because it changes:
+with the first write to a block that others may see, and when a block went down to another tier and came back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from redknot.latents.handles import ForeignHandleError, Handle, StaleHandleError
+from redknot.latents.handles import ForeignHandleError, Handle, Outcome, Run, StaleHandleError
 from redknot.latents.store import LatentStore
 
 
@@ -24,17 +24,22 @@ class Use(StrEnum):
     FOUND = "found"  # under its name; others may hold it too
     FILLED = "filled"  # by this request, to be found by others from now on
     COPIED = "copied"  # this request's own, made from one of the two above because it was written to
-    FRESH = "fresh"  # this request's own from the start
+    FRESH = "fresh"  # this request's own from the start, also where others found another content under its name
+
+
+_USES = {Outcome.INSTALLED: Use.FILLED, Outcome.SHARED: Use.FOUND, Outcome.COLLIDED: Use.FRESH}
 
 
 class Blocks:
     """The blocks of one segment, in order. One thread at a time uses them."""
 
-    def __init__(self, store: LatentStore, handles: Sequence[Handle], uses: Sequence[Use]) -> None:
-        """Take over references; those that are not FRESH are sealed."""
+    def __init__(self, store: LatentStore, run: Run, uses: Sequence[Use], cost: Callable[[int], float]) -> None:
+        """Take over a run, whose blocks that are not FRESH are sealed; ``cost`` of a block by its number."""
         self.store = store
-        self.handles = list(handles)
+        self.run = run
+        self.handles = store.handles(run)
         self.uses = list(uses)
+        self._cost = cost
         self.moves = 0  # how often a block got another place
         self._offsets: Tensor | None = None
         self._shut = {number for number, use in enumerate(uses) if use is not Use.FRESH}  # to ask before writing
@@ -60,25 +65,30 @@ class Blocks:
 
     def shared(self, numbers: Iterable[int]) -> int:
         """How many of the blocks ``numbers`` a write would have to copy."""
-        return len(self._shut.intersection(numbers))
+        return sum(self.uses[number] is not Use.FRESH for number in self._shut.intersection(numbers))
 
-    def publish(self, number: int, key: bytes) -> None:
-        """Seal a block of our own under a key, for others to find; an equal block that has it is shared."""
-        handle = self.store.seal(self.handles[number], key=key)
-        self.uses[number] = Use.FILLED if handle == self.handles[number] else Use.FOUND
+    def publish(self, number: int, key: bytes, cost: float | None = None) -> None:
+        """Seal a block of our own under a key, for others to find; an equal block that has it is shared.
+
+        Where other bytes have the key, the block stays ours alone. ``cost`` is of computing it again, in the unit of
+        the space; by default what a block of tokens at its place takes.
+        """
+        handle, outcome = self.store.seal(
+            self.handles[number], key=key, cost=self._cost(number) if cost is None else cost
+        )
+        self.uses[number] = _USES[outcome]
         self.replace(number, handle)
 
     def replace(self, number: int, handle: Handle) -> None:
-        """Take another handle of a block, which an operation of the store returned for it."""
+        """Take another handle of a sealed block, which an operation of the store returned for it."""
         self.handles[number] = handle
         self._offsets = None
         self.moves += 1
         self._shut.add(number)
 
     def free(self) -> None:
-        """End every reference; StaleHandleError when that was done before."""
-        for handle in self.handles:
-            self.store.free(handle)
+        """End the run; StaleHandleError when that was done before."""
+        self.store.free(self.run)
         self._freed, self._offsets = True, torch.empty(0, dtype=torch.int64)
         self.moves += 1
 

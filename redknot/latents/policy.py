@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
@@ -17,17 +17,20 @@ K = TypeVar("K", bound=Hashable)
 class Eviction(Protocol[K]):
     """What a tier asks of a policy; no method takes longer than the logarithm of the number of keys."""
 
-    def add(self, key: K, cost: float) -> None:
+    def add(self, key: K, cost: float, /) -> object:
         """``key``, not in the policy, may be evicted from now on; computing it again would cost ``cost``."""
 
-    def discard(self, key: K) -> None:
+    def discard(self, key: K, /) -> object:
         """``key``, in the policy, may not be evicted any more."""
 
-    def evicted(self, key: K) -> None:
+    def evicted(self, key: K, /) -> None:
         """``key``, in the policy, was evicted."""
 
     def victim(self) -> K | None:
         """The key to evict next, which stays; None when there is none."""
+
+    def evict(self, count: int, /) -> list[K]:
+        """Take out so many keys (there are as many) in the order in which they leave."""
 
     def __len__(self) -> int:
         """How many keys there are."""
@@ -40,23 +43,23 @@ class Lru(Generic[K]):
     """The key that was added longest ago leaves first; cost does not matter."""
 
     def __init__(self) -> None:
-        self._keys: OrderedDict[K, None] = OrderedDict()
+        self._keys: OrderedDict[K, float] = OrderedDict()
+        # On the fast path of a store: no call of Python's lies between it and the dictionary. See ``Eviction``.
+        self.add: Callable[[K, float], object] = self._keys.setdefault
+        self.discard: Callable[[K], object] = self._keys.__delitem__
 
-    def add(self, key: K, cost: float) -> None:
-        """See ``Eviction``."""
-        self._keys[key] = None
-
-    def discard(self, key: K) -> None:
-        """See ``Eviction``."""
-        del self._keys[key]
-
-    def evicted(self, key: K) -> None:
+    def evicted(self, key: K, /) -> None:
         """See ``Eviction``."""
         del self._keys[key]
 
     def victim(self) -> K | None:
         """See ``Eviction``."""
         return next(iter(self._keys), None)
+
+    def evict(self, count: int, /) -> list[K]:
+        """See ``Eviction``."""
+        pop = self._keys.popitem
+        return [pop(False)[0] for _ in range(count)]
 
     def __len__(self) -> int:
         """See ``Eviction``."""
@@ -80,7 +83,7 @@ class GreedyDual(Generic[K]):
         self._entries: dict[K, tuple[float, int]] = {}
         self._heap: list[tuple[float, int, K]] = []  # also holds entries of keys that left; the dict tells which
 
-    def add(self, key: K, cost: float) -> None:
+    def add(self, key: K, cost: float, /) -> None:
         """See ``Eviction``."""
         self._added += 1
         entry = (self._inflation + cost, self._added)
@@ -91,11 +94,11 @@ class GreedyDual(Generic[K]):
         else:
             heapq.heappush(self._heap, (*entry, key))
 
-    def discard(self, key: K) -> None:
+    def discard(self, key: K, /) -> None:
         """See ``Eviction``."""
         del self._entries[key]
 
-    def evicted(self, key: K) -> None:
+    def evicted(self, key: K, /) -> None:
         """See ``Eviction``."""
         self._inflation = max(self._inflation, self._entries.pop(key)[0])
 
@@ -108,6 +111,14 @@ class GreedyDual(Generic[K]):
             heapq.heappop(self._heap)
         return None
 
+    def evict(self, count: int, /) -> list[K]:
+        """See ``Eviction``."""
+        found: list[K] = []
+        while len(found) < count and (key := self.victim()) is not None:
+            self.evicted(key)
+            found.append(key)
+        return found
+
     def __len__(self) -> int:
         """See ``Eviction``."""
         return len(self._entries)
@@ -115,3 +126,6 @@ class GreedyDual(Generic[K]):
     def __iter__(self) -> Iterator[K]:
         """In the order they were added."""
         return iter(self._entries)
+
+
+POLICIES: dict[str, Callable[[], Eviction[Any]]] = {"lru": Lru, "cost": GreedyDual}

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
+import ctypes
+
 import torch
 from torch import Tensor
 
 from redknot.errors import StoreError
 from redknot.latents.slots import Slots
+
+# The C library's comparison is the fastest that there is for host memory; it lets other threads run meanwhile.
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_memcmp.restype = ctypes.c_int
 
 
 class Pool:
@@ -24,10 +30,20 @@ class Pool:
             size = f"{capacity * nbytes} bytes of {device.type} memory"
             raise StoreError(f"cannot take {size} for latents; set lower REDKNOT_LATENT_... limits") from error
         self.slots = Slots(capacity, nbytes)
+        # Of host memory: both are for reading what lies there in a tenth of the time that a tensor's view takes.
+        self.address = self.data.data_ptr() if device.type == "cpu" else None
+        self._bytes = host_bytes(self.data.view(-1)) if device.type == "cpu" else None
 
     def row(self, slot: int) -> Tensor:
         """The bytes of one slot, [nbytes] uint8."""
         return self.data[slot]
+
+    def bytes_of(self, slot: int) -> memoryview:
+        """The bytes of one slot in host memory: the slot itself where it lies there, a copy where it does not."""
+        if self._bytes is None:
+            return host_bytes(self.row(slot))
+        nbytes = self.slots.nbytes
+        return self._bytes[slot * nbytes : (slot + 1) * nbytes]
 
 
 def host_bytes(row: Tensor) -> memoryview:
@@ -36,9 +52,11 @@ def host_bytes(row: Tensor) -> memoryview:
     return view
 
 
-def same_bytes(one: Tensor, other: Tensor) -> bool:
-    """Whether two rows hold the same bytes, wherever they lie."""
-    if one.device == other.device and one.device.type != "cpu":
-        return torch.equal(one.view(torch.int64), other.view(torch.int64))
-    # NumPy compares words in half the time that torch takes.
-    return np.array_equal(one.cpu().numpy().view(np.uint64), other.cpu().numpy().view(np.uint64))
+def same_bytes(one: Pool, slot: int, other: Pool, other_slot: int) -> bool:
+    """Whether two slots of ``one.slots.nbytes`` bytes hold the same, wherever they lie."""
+    nbytes = one.slots.nbytes
+    if one.address is not None and other.address is not None:
+        return not _memcmp(one.address + slot * nbytes, other.address + other_slot * nbytes, nbytes)
+    if one.data.device == other.data.device:
+        return torch.equal(one.row(slot).view(torch.int64), other.row(other_slot).view(torch.int64))
+    return one.bytes_of(slot) == other.bytes_of(other_slot)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redknot.errors import ConfigError
+from redknot.latents.policy import POLICIES
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class StoreConfig:
     arenas: int = 0
     device: str = "cpu"
     queue: int = 64  # moves that may wait for the worker
+    eviction: str = "lru"  # which block leaves memory first, of policy.POLICIES
 
     def __post_init__(self) -> None:
         """Refuse sizes that cannot be."""
@@ -31,5 +33,7 @@ class StoreConfig:
             raise ConfigError(f"device_bytes is {self.device_bytes}, less than one block of {self.block_bytes}")
         if min(self.host_bytes, self.disk_bytes, self.arena_bytes, self.arenas) < 0 or self.queue < 1:
             raise ConfigError("budgets of the latent store must not be negative, and its queue must hold a move")
+        if self.eviction not in POLICIES:
+            raise ConfigError(f"the eviction policy {self.eviction!r} is none of {', '.join(POLICIES)}")
         if self.disk_bytes and self.disk_folder is None:
             raise ConfigError("disk_bytes is set and disk_folder is not; the disk tier needs a folder")

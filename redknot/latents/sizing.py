@@ -61,6 +61,7 @@ def store_config(layout: ModelLayout, settings: LatentSettings) -> StoreConfig:
         settings.disk_folder,
         arena_bytes=arena // ALIGNMENT * ALIGNMENT,
         arenas=settings.arenas,
+        eviction=settings.eviction,
     )
 
 

@@ -31,6 +31,14 @@ class Slots:
         self._state[slot] = _LIVE
         return slot
 
+    def take_up_to(self, count: int) -> list[int]:
+        """As many free slots as there are, ``count`` at most; live from now on."""
+        taken = self._free[: -count - 1 : -1]
+        del self._free[len(self._free) - len(taken) :]
+        for slot in taken:
+            self._state[slot] = _LIVE
+        return taken
+
     def give(self, slot: int) -> None:
         """Free a live slot; StoreError for any other."""
         self._leave(slot, _FREE)

@@ -7,6 +7,7 @@ one request: state that goes with a place in it and that nobody shares.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
 import torch
@@ -27,15 +28,22 @@ class LatentSpace:
     """See the module. A context manager that closes the store."""
 
     def __init__(
-        self, geometry: Geometry, settings: LatentSettings | None = None, *, fill: float | None = None
+        self,
+        geometry: Geometry,
+        settings: LatentSettings | None = None,
+        *,
+        fill: float | None = None,
+        cost: Callable[[int], float] | None = None,
     ) -> None:
         """Open the store; with ``fill`` all memory that a request gets holds it until it is written (check mode).
 
-        StoreError where memory or folder cannot be had.
+        ``cost`` says what it takes to run so many tokens, in FLOPs: what eviction by cost weighs blocks with. Without
+        it all blocks are worth the same. StoreError where memory or folder cannot be had.
         """
         self.geometry = geometry
         self.layout = model_layout(geometry, FP32)
         self.fill = fill
+        self._cost = cost
         self.window_bytes = window_bytes(self.layout)
         self.tail_bytes = tail_bytes(self.layout)
         self.store = LatentStore(store_config(self.layout, settings or LatentSettings()))
@@ -46,6 +54,13 @@ class LatentSpace:
         if self.store.config.disk_bytes:
             self.store.flush()
         self.store.close()
+
+    def block_cost(self, number: int) -> float:
+        """Of running the tokens of a document's block ``number`` when what precedes it is there, in FLOPs."""
+        if self._cost is None:
+            return 1.0
+        tokens = self.layout.block_tokens
+        return self._cost((number + 1) * tokens) - self._cost(number * tokens)
 
     def require(self, blocks: int) -> None:
         """PoolFullError unless so many blocks could be had now."""

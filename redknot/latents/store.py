@@ -1,12 +1,15 @@
 """The latent store: blocks of equal size, found by content, shared, copied on write, and kept in three tiers.
 
-The life of a block: ``allocate`` gives an open one; its owner fills it (``append``, or ``fill`` and typed views) and
-seals it, by its content (``seal``) or by a key that says what it holds (``commit``). From then on its bytes never
-change, whoever asks for its name gets a reference, and it stays while somebody holds one. Without references it is
-cache: it leaves the device pool for the host pool and the disk when room is needed, in the order of a policy.
+Blocks are held in runs: ``match`` gives a run of those that are known by their names, ``open`` puts open ones where one
+is missing and behind, ``allocate`` gives a run of open ones. Their owner fills them (``append``, or ``fill`` and typed
+views, by the handle of each) and seals them, by content (``seal``) or by names that say what they hold (``commit``).
+From then on their bytes never change, whoever asks for their names gets a reference, and they stay while a run holds
+them. Without references a block is cache: it leaves the device pool for the host pool and the disk when room is needed,
+in the order of a policy.
 
-Handles are references, one for each holder; every one is freed once. Safe to use from threads; no call waits for a disk
-but ``fetch`` and ``promote``, which read, and ``flush``.
+A run is one reference to each of its blocks, and freed once as a whole; a handle says where one of its blocks is. Safe
+to use from threads, a run by one at a time; no call waits for a disk but ``fetch`` and ``promote``, which read, and
+``flush``.
 """
 
 from __future__ import annotations
@@ -20,16 +23,17 @@ import torch
 from torch import Tensor
 
 from redknot.latents.arena import Arena, Arenas
-from redknot.latents.blocks import BlockTable, StoredBlock
+from redknot.latents.blocks import StoredBlock
 from redknot.latents.books import Book
 from redknot.latents.content import Hasher, Name, caller_name, content_hash, content_name
 from redknot.latents.disk import DiskTier
-from redknot.latents.handles import DEVICE, BlockStateError, Handle
+from redknot.latents.handles import DEVICE, BlockStateError, Handle, Match, MovedHandleError, Outcome, Sealed, describe
 from redknot.latents.moves import Moves
-from redknot.latents.policy import Eviction, Lru
-from redknot.latents.pool import Pool, host_bytes, same_bytes
+from redknot.latents.policy import POLICIES, Eviction
+from redknot.latents.pool import Pool, same_bytes
 from redknot.latents.recount import recount
 from redknot.latents.references import References
+from redknot.latents.runs import Held, RunTable
 from redknot.latents.settings import StoreConfig
 from redknot.latents.tiers import Tiers
 
@@ -39,14 +43,17 @@ WAIT_S = 60.0  # for tiers below the device pool
 
 
 class LatentStore(References):
-    """See the module. ``clock`` counts seconds of leases; ``eviction`` makes a policy for each tier in memory."""
+    """See the module. ``clock`` counts seconds of leases.
+
+    ``eviction`` makes a policy for each tier in memory, instead of that of the configuration.
+    """
 
     def __init__(
         self,
         config: StoreConfig,
         *,
         hasher: Hasher = content_hash,
-        eviction: Callable[[], Eviction[StoredBlock]] = Lru,
+        eviction: Callable[[], Eviction[StoredBlock]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Allocate the pools and open the disk tier; StoreError when its folder cannot be used."""
@@ -59,7 +66,8 @@ class LatentStore(References):
         self._disk = None
         if config.disk_bytes and config.disk_folder is not None:
             self._disk = DiskTier(config.disk_folder, config.layout, nbytes, config.disk_bytes)
-        table = BlockTable(self._device.slots, self._host.slots, eviction, clock, self._on_disk)
+        policy = eviction or POLICIES[config.eviction]
+        table = RunTable(self._device.slots, self._host.slots, policy, clock, self._on_disk)
         self._moves = Moves(table, self._device, self._host, self._disk)
         self._arenas = Arenas(config.arenas, config.arena_bytes, device, table.serials)
         super().__init__(table, Tiers(table, self._moves, config.queue))
@@ -70,8 +78,8 @@ class LatentStore(References):
     def pool(self) -> Tensor:
         """The bytes of the device pool, [capacity, block_bytes] uint8, to make typed views of.
 
-        A handle's offset is counted from its start. Only what a handle names may be touched, and only while the
-        reference lives: written by the owner of an open block, read by every holder.
+        A handle's offset is counted from its start. Only what a handle names may be touched, and only while its run
+        lives: written by the owner of an open block, read by every holder.
         """
         return self._device.data
 
@@ -92,7 +100,7 @@ class LatentStore(References):
         return self._row(handle)
 
     def view(self, handle: Handle) -> Tensor:
-        """The bytes of a block to read while the reference lives: all of a sealed one, what an open one has."""
+        """The bytes of a block to read while its run lives: all of a sealed one, what an open one has."""
         with self._table.lock:
             block = self._table.at(handle)
             if block.sealed:
@@ -100,10 +108,10 @@ class LatentStore(References):
             return self._row(handle)[: block.filled]
 
     def writable(self, handle: Handle) -> Handle:
-        """An open block of the caller's own with the same bytes, which replaces the given handle.
+        """Let a run have an open block of its own with the same bytes in the place of this one; where that is.
 
-        It is the same handle where nobody else can see the block: one reference, and no name to be found under.
-        PoolFullError without room for a copy; the given handle then stays.
+        It is the same block where nobody else can see it: one reference, and no name to be found under. PoolFullError
+        without room for a copy; nothing changes then.
         """
         table = self._table
         with table.lock:
@@ -111,47 +119,69 @@ class LatentStore(References):
             if block.refs == 1 and block.name is None:
                 table.reopen(handle)
                 return handle
-            copy = table.open(block.namespace)
-            table.of(copy).filled = block.filled
+            aside = Held([], [])
+            table.open(aside, block.namespace, 1)
+            run = table.start(aside)
+            [copy] = aside.blocks
+            assert copy is not None  # it was opened just now
+            slot = copy.device
+            assert slot is not None
+            copy.filled = block.filled
             table.counters["copies"] += 1
-        self._row(copy).copy_(self._row(handle))
+        self._device.row(slot).copy_(self._row(handle))
         with table.lock:
-            table.drop(handle)
-        return copy
+            try:
+                if table.at(handle) is not block:  # somebody else used the run meanwhile
+                    raise MovedHandleError(f"{describe(handle)} names another block by now; ask for its handle")
+                table.hold(copy)
+                table.put(table.held(handle.run), handle.number, copy)
+            finally:
+                table.drop(run)
+            return table.handle(handle.run, handle.number)
 
-    def seal(self, handle: Handle, *, key: bytes | None = None, cost: float = 1.0) -> Handle:
+    def seal(self, handle: Handle, *, key: bytes | None = None, cost: float = 1.0) -> Sealed:
         """End the writing of a block, and share an equal one under the same name if there is one.
 
-        The name is the hash of the bytes, or the caller's ``key``. The handle that is returned replaces the given one:
-        it is the same, or a reference to the equal block. Other bytes under that name are a collision: it is counted,
-        and the block stays the caller's alone. ``cost`` is what computing the block again would take, in any unit.
+        The name is the hash of the bytes, or the caller's ``key``. Other bytes under that name are a collision: it is
+        counted, and the block stays the run's alone. ``cost`` is what computing the block again would take, in a unit
+        that all callers share.
         """
         table = self._table
         with table.lock:
             block = table.open_block(handle)
             self._moves.complete(block)
-        row = self._row(handle)
         if key is None:
-            name = content_name(block.namespace, self._hash(host_bytes(row)))
+            name = content_name(block.namespace, self._hash(self._device.bytes_of(self._slot(handle))))
         else:
             name = caller_name(block.namespace, key)
         with table.lock:
             other = table.index.get(name)
             if other is None:
-                table.install(block, name, cost)
-                table.counters["installs"] += 1
-                return handle
-            held = table.refer(other)  # so that it stays where it is while it is read
+                return self._seal(handle, name, cost)
+            table.hold(other)
             self._moves.complete(other)
-        same = same_bytes(row, self._row(held))
+            run = table.start(Held([other], []))  # so that it stays where it is while it is read
+            there = table.handle(run, 0)
+        pool = self._device if there.region == DEVICE else self._host
+        same = same_bytes(self._device, self._slot(handle), pool, self._slot(there))
         with table.lock:
-            if same:
-                return table.merge(handle, held)
-            table.drop(held)
-            table.install(block, None, cost)
-            table.counters["dedup_collisions"] += 1
+            try:
+                if same:
+                    table.open_block(handle)
+                    table.share(table.held(handle.run), handle.number, other)
+                    return Sealed(table.handle(handle.run, handle.number), Outcome.SHARED)
+                found = self._seal(handle, None, cost)
+            finally:
+                table.drop(run)
         _log.warning("two contents of namespace %r have one name; the second is not shared", block.namespace)
-        return handle
+        return found
+
+    def _seal(self, handle: Handle, name: Name | None, cost: float) -> Sealed:
+        """Seal a block under a name that is free, or under none; the caller holds the lock."""
+        table = self._table
+        table.install(table.open_block(handle), name, cost)
+        table.counters["dedup_collisions" if name is None else "installs"] += 1
+        return Sealed(handle, Outcome.COLLIDED if name is None else Outcome.INSTALLED)
 
     def arena(self) -> Arena:
         """Room for the state of one request, to be closed by it; PoolFullError when all arenas are taken."""
@@ -159,8 +189,8 @@ class LatentStore(References):
 
     # Tiers.
 
-    def fetch(self, names: Sequence[Name], timeout_s: float = WAIT_S) -> list[Handle | None]:
-        """Like ``match``, and what is in the tiers below is promoted first; None for what is not there in time."""
+    def fetch(self, names: Sequence[Name], timeout_s: float = WAIT_S) -> Match:
+        """Like ``match``, and what is in the tiers below is promoted first; missing is what is not there in time."""
         return self._tiers.fetch(names, timeout_s)
 
     def prefetch(self, names: Sequence[Name]) -> int:
@@ -170,15 +200,15 @@ class LatentStore(References):
     def demote(self, handle: Handle) -> bool:
         """Ask the worker to move a sealed block of one reference to the host pool; False when its queue is full.
 
-        The reference lives on. Once the block has moved, only ``promote`` and ``free`` take the handle. Where the host
-        pool has no room the block stays. BlockStateError for a block that is open, shared, pinned or leased.
+        Its run lives on. Once the block has moved, only ``promote`` takes the handle. Where the host pool has no room
+        the block stays. BlockStateError for a block that is open, shared, pinned or leased.
         """
         return self._tiers.demote(handle)
 
     def promote(self, handle: Handle, timeout_s: float = WAIT_S) -> Handle:
-        """Bring the block of a reference back; the handle that is returned replaces the given one.
+        """Bring a block of a run back into the device pool; where it is then.
 
-        PoolFullError when there was no room in the device pool in time; the given handle then stays.
+        PoolFullError when there was no room in time; the block then stays where it is.
         """
         return self._tiers.promote(handle, timeout_s)
 
@@ -222,7 +252,10 @@ class LatentStore(References):
     def _row(self, handle: Handle) -> Tensor:
         """The bytes at a handle's place, which the caller has checked."""
         pool = self._device if handle.region == DEVICE else self._host
-        return pool.row(handle.offset // self.config.block_bytes)
+        return pool.row(self._slot(handle))
+
+    def _slot(self, handle: Handle) -> int:
+        return handle.offset // self.config.block_bytes
 
     def _on_disk(self, name: Name) -> bool:
         return self._disk is not None and self._disk.holds(name)

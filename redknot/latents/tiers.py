@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from redknot.errors import StoreError
-from redknot.latents.blocks import BlockTable
 from redknot.latents.content import Name
-from redknot.latents.handles import DEVICE, BlockStateError, Handle, PoolFullError, describe
+from redknot.latents.handles import BlockStateError, Handle, Match, PoolFullError, Run, describe
 from redknot.latents.moves import Moves
+from redknot.latents.runs import RunTable
 from redknot.latents.worker import Job, Worker, deadline
 
 _RESERVE_SHARE = 16  # this part of the device pool is kept free by demotion, so that allocations need not evict
@@ -18,57 +19,55 @@ _RESERVE_SHARE = 16  # this part of the device pool is kept free by demotion, so
 class Tiers:
     """Requests to move blocks, in a queue of bounded length. Only ``fetch``, ``promote`` and ``flush`` wait."""
 
-    def __init__(self, table: BlockTable, moves: Moves, queue: int) -> None:
+    def __init__(self, table: RunTable, moves: Moves, queue: int) -> None:
         below = table.host.capacity > 0 or moves.disk is not None
-        self._reserve = max(1, table.device.capacity // _RESERVE_SHARE) if below else 0
+        self._reserve = max(1, table.device.capacity // _RESERVE_SHARE) if below else None
         self._table = table
         self._moves = moves
         self._worker = Worker("redknot-latents", queue)
         self._reclaiming = False
 
-    def must_reclaim(self) -> bool:
-        """Whether the device pool runs low and something could leave; the caller holds the lock of the table."""
-        low = self._table.device.free < self._reserve and not self._reclaiming
-        return low and self._table.victim(DEVICE) is not None
+    def keep_free(self, taking: int) -> None:
+        """Ask for demotions if the device pool runs low once ``taking`` blocks are taken, and others could leave.
 
-    def reclaim(self) -> None:
-        """Ask for demotions until enough of the device pool is free; StoreError once the worker has ended."""
-        self._reclaiming, taken = True, False
-        try:
-            taken = self._worker.submit(Job(self._reclaim))
-        finally:
-            if not taken:
-                self._reclaiming = False
-        if not taken:
-            with self._table.lock:
-                self._table.counters["demotions_refused"] += 1
+        The caller holds the lock of the table. StoreError once the worker has ended.
+        """
+        if self._reserve is None or self._reclaiming:
+            return
+        free = self._table.device.free
+        if free - taking >= self._reserve or self._table.room() <= max(free, taking):
+            return
+        self._reclaiming = self._worker.submit(Job(self._reclaim))
+        self._table.counters["demotions_refused"] += not self._reclaiming
 
-    def fetch(self, names: Sequence[Name], timeout_s: float) -> list[Handle | None]:
+    def fetch(self, names: Sequence[Name], timeout_s: float) -> Match:
         """See ``LatentStore``."""
         left = deadline(timeout_s)
         table, disk = self._table, self._moves.disk is not None
         with table.lock:
             found = table.match(names)
-            table.counters["hits"] += len(found) - found.count(None)
-            below = [
-                number for number, name in enumerate(names) if found[number] is None and (disk or name in table.index)
-            ]
-        jobs: list[tuple[int, Job[Handle | None]]] = []
+            table.counters["hits"] += len(names) - len(found.missing)
+            below = [number for number in found.missing if disk or names[number] in table.index]
+        jobs: list[tuple[int, Job[Run | None]]] = []
         try:
             for number in below:
                 job = Job(partial(self._moves.load, names[number]), self._undo)
                 if self._worker.submit(job, urgent=True, timeout_s=left()):
                     jobs.append((number, job))
-        except StoreError:  # the worker has ended, and nobody gets a reference
-            for handle in (*found, *(job.wait(left()) for _, job in jobs)):
-                self._undo(handle)
+        except StoreError:  # the worker has ended, and nobody gets a run
+            for run in (found.run, *(job.wait(left()) for _, job in jobs)):
+                self._undo(run)
             raise
-        for number, job in jobs:
-            found[number] = job.wait(left())
+        loaded = [(number, run) for number, job in jobs if (run := job.wait(left())) is not None]
         with table.lock:
-            table.counters["hits_below"] += sum(found[number] is not None for number, _ in jobs)
-            table.counters["misses"] += found.count(None)
-        return found
+            held = table.held(found.run)
+            for number, run in loaded:
+                [block] = table.runs.pop(run.serial).blocks
+                assert block is not None  # what the worker loads is a run of one
+                table.put(held, number, block)
+            table.counters["hits_below"] += len(loaded)
+            table.counters["misses"] += len(held.holes)
+            return Match(found.run, held.holes.copy())
 
     def prefetch(self, names: Sequence[Name]) -> int:
         """See ``LatentStore``."""
@@ -85,7 +84,10 @@ class Tiers:
             block = table.at(handle)
             if not block.sealed or block.refs > 1 or block.pins or block.lease:
                 raise BlockStateError(f"{describe(handle)} is open, shared, pinned or leased and cannot be demoted")
-        return self._worker.submit(Job(partial(self._moves.demote, block, handle)))
+            taken = self._worker.submit(Job(partial(self._moves.demote_for, handle)))
+            if taken:
+                self._moves.asked.add((handle.run, handle.number))
+        return taken
 
     def promote(self, handle: Handle, timeout_s: float) -> Handle:
         """See ``LatentStore``."""
@@ -93,6 +95,7 @@ class Tiers:
         with table.lock:
             block = table.of(handle)
             there = block.device is not None
+            self._moves.asked.discard((handle.run, handle.number))
         if not there:
             left = deadline(timeout_s)
             job = Job(partial(self._moves.raise_block, block))
@@ -101,9 +104,7 @@ class Tiers:
         with table.lock:
             if table.of(handle).device is None:
                 raise PoolFullError(f"{describe(handle)} found no room in the device pool within {timeout_s} s")
-            promoted = table.refer(block)
-            table.drop(handle)
-        return promoted
+            return table.handle(handle.run, handle.number)
 
     def shrink(self, blocks: int) -> bool:
         """See ``LatentStore``."""
@@ -134,9 +135,9 @@ class Tiers:
         moved = self._moves.reclaim(free)
         with self._table.lock:
             self._reclaiming = False
-            more = moved and self.must_reclaim()
-        if more:
-            self.reclaim()
+            if moved:
+                with suppress(StoreError):  # the store was closed meanwhile
+                    self.keep_free(0)
 
     def _shrink(self, blocks: int) -> None:
         with self._table.lock:
@@ -146,8 +147,8 @@ class Tiers:
     def _load_unreferenced(self, name: Name) -> None:
         self._undo(self._moves.load(name))
 
-    def _undo(self, handle: Handle | None) -> None:
-        """Free a reference that nobody waits for."""
-        if handle is not None:
+    def _undo(self, run: Run | None) -> None:
+        """Free a run that nobody waits for."""
+        if run is not None:
             with self._table.lock:
-                self._table.drop(handle)
+                self._table.drop(run)

@@ -19,7 +19,7 @@ from torch import Tensor
 from redknot.config import LATENT_ARENA_BYTES
 from redknot.latents.content import caller_name
 from redknot.latents.formats import RegionName
-from redknot.latents.handles import ArenaFullError, Handle, PoolFullError
+from redknot.latents.handles import ArenaFullError, Match, PoolFullError, Run
 from redknot.latents.layout import ModelLayout
 from redknot.latents.paged import Blocks, PagedRows, Use
 from redknot.latents.segment import LayerLatents, Segment
@@ -77,8 +77,9 @@ class Workspace:
         PoolFullError or ArenaFullError when there is not so much; no block was taken for it then.
         """
         windows = self._windows(capacity)
-        handles = self._fresh(self._blocks_of(capacity))
-        self._attach(segment, windows, handles, [Use.FRESH] * len(handles))
+        blocks = self._blocks_of(capacity)
+        run = self._opened(self._store.match(()), blocks)
+        self._attach(segment, windows, run, [Use.FRESH] * blocks)
 
     def find(self, segment: Segment, keys: Sequence[bytes]) -> list[int]:
         """Give a closed segment memory, its blocks being known by ``keys``; returns the numbers of those not found.
@@ -88,17 +89,12 @@ class Workspace:
         windows = self._windows(segment.length)
         names = [caller_name(self.namespace, key) for key in keys]
         found = self._store.fetch(names)
-        missing = [number for number, handle in enumerate(found) if handle is None]
-        with ExitStack() as undo:
-            for handle in found:
-                if handle is not None:
-                    undo.callback(self._store.free, handle)
-            fresh = iter(self._fresh(len(missing)))
-            undo.pop_all()
-        handles = [next(fresh) if handle is None else handle for handle in found]
-        uses = [Use.FRESH if handle is None else Use.FOUND for handle in found]
-        self._attach(segment, windows, handles, uses)
-        return missing
+        run = self._opened(found)
+        uses = [Use.FOUND] * len(keys)
+        for number in found.missing:
+            uses[number] = Use.FRESH
+        self._attach(segment, windows, run, uses)
+        return found.missing
 
     # Giving back.
 
@@ -120,8 +116,9 @@ class Workspace:
             for blocks in self._blocks:
                 blocks.free()
 
-    def _attach(self, segment: Segment, windows: Tensor, handles: list[Handle], uses: list[Use]) -> None:
-        segment.blocks = Blocks(self._store, handles, uses)
+    def _attach(self, segment: Segment, windows: Tensor, run: Run, uses: list[Use]) -> None:
+        first = segment.start // self.space.layout.block_tokens
+        segment.blocks = Blocks(self._store, run, uses, lambda number: self.space.block_cost(first + number))
         self._blocks.append(segment.blocks)
         segment.layers = [
             LayerLatents(
@@ -136,18 +133,20 @@ class Workspace:
         pool = self.space.pools[layer].get(name)
         return None if pool is None else PagedRows(pool, blocks)
 
-    def _fresh(self, count: int) -> list[Handle]:
+    def _opened(self, found: Match, more: int = 0) -> Run:
+        """A run with blocks of its own where none was found, and ``more`` behind; PoolFullError ends it."""
+        count = len(found.missing) + more
         with ExitStack() as undo:
-            taken = []
-            for _ in range(count):
-                try:
-                    taken.append(self._store.allocate(self.namespace))
-                except PoolFullError:
-                    raise self.space.pool_full(count, self._store.room() + len(taken)) from None
-                undo.callback(self._store.free, taken[-1])
-                self.space.block(self._store.fill(taken[-1]))
+            undo.callback(self._store.free, found.run)
+            try:
+                self._store.open(found.run, self.namespace, more)
+            except PoolFullError:
+                raise self.space.pool_full(count, self._store.room()) from None
+            handles = self._store.handles(found.run)
+            for number in (*found.missing, *range(len(handles) - more, len(handles))):
+                self.space.block(self._store.fill(handles[number]))
             undo.pop_all()
-        return taken
+        return found.run
 
     def _windows(self, capacity: int) -> Tensor:
         return self.space.windows(self._arena_bytes(capacity * self.space.window_bytes))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -29,7 +30,7 @@ from redknot.plan.windows import ends
 from redknot.runtime.counters import Counters
 from redknot.runtime.decision import check_profile, fingerprint, plan_request
 from redknot.runtime.identity import model_identity
-from redknot.runtime.ledger import bounds, ledgers, recompute_row_layers
+from redknot.runtime.ledger import bounds, ledgers, recompute_flops, recompute_row_layers
 from redknot.runtime.library import Library, Refused
 from redknot.runtime.metrics import Metrics
 from redknot.runtime.model import Model
@@ -88,7 +89,7 @@ class Engine:
         self.tokenizer = load_tokenizer(checkpoint, geometry)
         self.profile = profile if isinstance(profile, Profile) else load_profile(profile)
         self.metrics = metrics if metrics is not None else Metrics()
-        self.latents = LatentSpace(geometry, load_settings().latents)
+        self.latents = LatentSpace(geometry, load_settings().latents, cost=partial(recompute_flops, geometry))
         self.metrics.watch("latents", self.latents.store.counters)
         self.metrics.watch_books(self.latents.store.books)
         self._namespace = namespace

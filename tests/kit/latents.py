@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
@@ -16,15 +17,21 @@ import torch
 from redknot.latents.content import Name, caller_name, content_hash, content_name
 from redknot.latents.diskfile import PREFIX_BYTES
 from redknot.latents.handles import (
+    DEVICE,
     BlockStateError,
     ForeignHandleError,
     Handle,
+    Match,
     MovedHandleError,
+    Outcome,
     PoolFullError,
+    Run,
     StaleHandleError,
 )
 from redknot.latents.settings import StoreConfig
 from redknot.latents.store import LatentStore
+
+T = TypeVar("T")
 
 NBYTES = 32
 NAMESPACES = ("a", "b")
@@ -58,6 +65,16 @@ def stored(store: LatentStore, handle: Handle) -> bytes:
     return store.view(handle).numpy().tobytes()
 
 
+def opened(store: LatentStore, namespace: str) -> Handle:
+    """The open block of a run of one."""
+    return store.handle(store.allocate(namespace))
+
+
+def there(store: LatentStore, found: Match, count: int) -> list[Handle | None]:
+    """The handles of what was found of ``count`` names."""
+    return [None if at in found.missing else store.handle(found.run, at) for at in range(count)]
+
+
 @dataclass(eq=False)
 class Cell:
     """A block of the model."""
@@ -78,7 +95,8 @@ class Mirror:
     hasher: Callable[[memoryview], bytes] = content_hash
     contents: int = 6
     keys: int = 3
-    cells: dict[Handle, Cell] = field(default_factory=dict)
+    cells: dict[Handle, Cell] = field(default_factory=dict)  # every block of every run
+    holes: dict[Run, tuple[str, list[int]]] = field(default_factory=dict)  # runs, their namespaces, what they lack
     dead: list[Handle] = field(default_factory=list)
     sealed: dict[Name, set[bytes]] = field(default_factory=dict)  # all that was ever installed under a name
     pins: dict[Name, int] = field(default_factory=dict)
@@ -100,6 +118,12 @@ class Mirror:
     def pick_name(self, number: int) -> Name | None:
         return list(self.sealed)[number % len(self.sealed)] if self.sealed else None
 
+    def pick_run(self, number: int) -> Run | None:
+        return list(self.holes)[number % len(self.holes)] if self.holes else None
+
+    def of_run(self, run: Run) -> dict[Handle, Cell]:
+        return {handle: cell for handle, cell in self.cells.items() if handle.run == run}
+
     def references(self, cell: Cell) -> int:
         return sum(other is cell for other in self.cells.values())
 
@@ -111,25 +135,44 @@ class Mirror:
         kept |= {name for name, until in self.leases.items() if until > self.now[0]}
         return len(referenced) + len(kept - names)
 
-    def full(self) -> bool:
-        """Whether the device pool may have no room for another block."""
-        return self.held() >= self.store.config.device_bytes // NBYTES
+    def full(self, blocks: int = 1) -> bool:
+        """Whether the device pool may have no room for so many blocks more."""
+        return self.held() + blocks > self.store.config.device_bytes // NBYTES
 
-    def if_room(self, take: Callable[[], Handle]) -> Handle | None:
-        """Take a block, or None where the model says that there may be none; moves that still run hold some, too."""
+    def if_room(self, take: Callable[[], T], blocks: int = 1) -> T | None:
+        """Take blocks, or None where the model says that there may be none; moves that still run hold some, too."""
         try:
             return take()
         except PoolFullError:
             assert self.store.drain()
-            return None if self.full() else take()
+            return None if self.full(blocks) else take()
 
     # Operations.
 
-    def allocate(self, number: int) -> None:
+    def allocate(self, number: int, blocks: int = 1) -> None:
         namespace = NAMESPACES[number % len(NAMESPACES)]
-        handle = self.if_room(lambda: self.store.allocate(namespace))
-        if handle is not None:
-            self.cells[handle] = Cell(namespace)
+        run = self.if_room(lambda: self.store.allocate(namespace, blocks), blocks)
+        if run is not None:
+            self.holes[run] = (namespace, [])
+            self.cells |= {handle: Cell(namespace) for handle in self.store.handles(run)}
+
+    def open(self, number: int, more: int) -> None:
+        """Fill a run up, and let it grow."""
+        run = self.pick_run(number)
+        if run is None:
+            return
+        namespace, holes = self.holes[run]
+        blocks = len(holes) + more
+
+        def fill_up() -> bool:
+            self.store.open(run, namespace, more)
+            return True
+
+        if self.if_room(fill_up, blocks):
+            behind = len(self.of_run(run)) + len(holes)
+            for at in (*holes, *range(behind, behind + more)):
+                self.cells[self.store.handle(run, at)] = Cell(namespace)
+            self.holes[run] = (namespace, [])
 
     def append(self, number: int, length: int, byte: int) -> None:
         handle = self.pick_open(number)
@@ -168,46 +211,75 @@ class Mirror:
         else:
             name = caller_name(cell.namespace, b"s%d" % (key % self.keys))
         chosen = None if key is None else b"s%d" % (key % self.keys)
-        self._sealed(handle, name, lambda: self.store.seal(handle, key=chosen, cost=1.0 + number % 3))
-
-    def commit(self, number: int, key: int) -> None:
-        """Seal under a key that always stands for the same bytes."""
-        handle = self.pick_open(number)
-        if handle is None:
-            return
-        chosen = b"c%d" % (key % self.keys)
-        self.write(handle, content(key % self.keys))
-        self._sealed(
-            handle, caller_name(self.cells[handle].namespace, chosen), lambda: self.store.commit(handle, chosen)
-        )
-
-    def _sealed(self, handle: Handle, name: Name, seal: Callable[[], Handle]) -> None:
-        cell = self.cells[handle]
-        before = self.store.counters()
-        result = seal()
-        after = self.store.counters()
-        what = [key for key in ("installs", "shares", "dedup_collisions") if after[key] > before[key]]
-        assert len(what) == 1
+        result, outcome = self.store.seal(handle, key=chosen, cost=1.0 + number % 3)
         others = [other for other in self.cells.values() if other.name == name]
         if others:
-            assert what == ["shares" if others[0].data == cell.data else "dedup_collisions"]
-        cell.sealed = True
-        if what == ["dedup_collisions"]:
+            assert outcome is (Outcome.SHARED if others[0].data == cell.data else Outcome.COLLIDED)
+        if outcome is Outcome.COLLIDED:
             assert self.sealed[name] != {cell.data}
-        else:
-            cell.name = name
-            self.sealed.setdefault(name, set()).add(cell.data)
-        if what == ["shares"]:
-            del self.cells[handle]
-            self.dead.append(handle)
-            self.cells[result] = others[0] if others else cell
-        else:
+            cell.sealed = True
             assert result == handle
+        else:
+            self._sealed(handle, name)
 
-    def fork(self, number: int) -> None:
-        handle = self.pick(number)
-        if handle is not None and self.readable(handle):
-            self.cells[self.store.fork(handle)] = self.cells[handle]
+    def commit(self, number: int, key: int, blocks: int = 1) -> None:
+        """Seal some blocks of a run under keys that always stand for the same bytes."""
+        first = self.pick_open(number)
+        if first is None:
+            return
+        handles = {handle.number: handle for handle in self.of_run(first.run)}
+        chosen: list[tuple[Handle, Name]] = []
+        for at in range(first.number, first.number + blocks):
+            handle = handles.get(at)
+            if handle is None or self.cells[handle].sealed or self.references(self.cells[handle]) > 1:
+                break
+            which = (key + at) % self.keys
+            self.write(handle, content(which))
+            chosen.append((handle, caller_name(self.cells[handle].namespace, b"c%d" % which)))
+        names = [name for _, name in chosen]
+        before = self.store.counters()
+        for _ in range(2):  # what is committed already stays as it is
+            self.store.commit(first.run, names, first.number)
+        after = self.store.counters()
+        assert sum(after[what] - before[what] for what in ("installs", "shares")) == len(names)
+        for handle, name in chosen:
+            self._sealed(handle, name)
+
+    def _sealed(self, handle: Handle, name: Name) -> None:
+        """A block was installed under its name, or shares what is there."""
+        cell = self.cells[handle]
+        others = [other for other in self.cells.values() if other.name == name]
+        cell.sealed, cell.name = True, name
+        self.sealed.setdefault(name, set()).add(cell.data)
+        self._replaced(handle, self.store.handle(handle.run, handle.number), others[0] if others else cell)
+
+    def _replaced(self, handle: Handle, result: Handle, cell: Cell) -> None:
+        """A block of a run is elsewhere by now, and perhaps another."""
+        del self.cells[handle]
+        self.cells[result] = cell
+        if result != handle and handle.region == DEVICE:  # in the host pool a block may be, too
+            with pytest.raises(MovedHandleError):
+                self.store.view(handle)
+
+    def fork(self, number: int, count: int) -> None:
+        """All of a run, or its start."""
+        run = self.pick_run(number)
+        if run is None:
+            return
+        namespace, holes = self.holes[run]
+        cells = self.of_run(run)
+        size = len(cells) + len(holes)
+        taken = None if count >= size else count
+        if holes and (taken is None or holes[0] < taken):
+            with pytest.raises(BlockStateError, match="not there yet"):
+                self.store.fork(run, taken)
+            return
+        forked = self.store.fork(run, taken)
+        self.holes[forked] = (namespace, [])
+        for handle, cell in cells.items():
+            if handle.number < (size if taken is None else taken):
+                # Where the block was demoted, this handle names where it is, or was until a move that runs is done.
+                self.cells[self.store.handle(forked, handle.number)] = cell
 
     def writable(self, number: int) -> None:
         handle = self.pick(number)
@@ -222,25 +294,33 @@ class Mirror:
         if alone:
             cell.sealed = False
         else:
-            del self.cells[handle]
-            self.dead.append(handle)
-            self.cells[result] = Cell(cell.namespace, cell.data)
+            self._replaced(handle, result, Cell(cell.namespace, cell.data))
 
     def free(self, number: int) -> None:
-        handle = self.pick(number)
-        if handle is not None:
-            self.store.free(handle)
+        run = self.pick_run(number)
+        if run is not None:
+            self.store.free(run)
+            self.forget(run)
+
+    def forget(self, run: Run) -> None:
+        del self.holes[run]
+        gone = self.of_run(run)
+        for handle in gone:
             del self.cells[handle]
-            self.dead.append(handle)
+        self.dead = [*self.dead[-50:], *gone]
 
     def misuse(self, number: int) -> None:
         """A dead handle is refused by everything, and a sealed or shared block takes no bytes."""
         if self.dead:
             handle = self.dead[number % len(self.dead)]
-            uses = (self.store.free, self.store.view, self.store.fork, self.store.writable, self.store.fill)
+            uses = (self.store.view, self.store.writable, self.store.fill)
             for use in (*uses, self.store.seal, self.store.demote, self.store.promote):
                 with pytest.raises((StaleHandleError, ForeignHandleError)):
                     use(handle)
+            runs = (self.store.free, self.store.fork, self.store.handles, lambda run: self.store.open(run, "a", 1))
+            for use_run in (*runs, lambda run: self.store.commit(run, [])):
+                with pytest.raises((StaleHandleError, ForeignHandleError)):
+                    use_run(handle.run)
         handle = self.pick(number, lambda cell: cell.sealed or self.references(cell) > 1)
         if handle is not None and self.readable(handle):
             with pytest.raises(BlockStateError):
@@ -248,20 +328,25 @@ class Mirror:
             with pytest.raises(BlockStateError):
                 self.store.seal(handle)
 
-    def find(self, number: int, *, fetch: bool) -> None:
-        name = self.pick_name(number)
-        if name is None:
+    def find(self, number: int, *, fetch: bool, count: int = 1) -> None:
+        """Some names that the model knows; they may be the same, and their namespaces differ."""
+        names = [name for at in range(count) if (name := self.pick_name(number + at)) is not None]
+        if not names:
             return
-        [handle] = self.store.fetch([name]) if fetch else self.store.match([name])
-        owners = [cell for cell in self.cells.values() if cell.name == name]
-        if handle is not None:
-            data = stored(self.store, handle)
-            assert data in self.sealed[name]
-            assert all(owner.data == data for owner in owners)
-            self.cells[handle] = owners[0] if owners else Cell(name.namespace, data, sealed=True, name=name)
-        elif owners and fetch:
-            assert owners[0].demoted
-            assert self.full()
+        match = self.store.fetch(names) if fetch else self.store.match(names)
+        self.holes[match.run] = (names[0].namespace, match.missing)
+        lacking = False
+        for name, handle in zip(names, there(self.store, match, len(names)), strict=True):
+            owners = [cell for cell in self.cells.values() if cell.name == name]
+            if handle is not None:
+                data = stored(self.store, handle)
+                assert data in self.sealed[name]
+                assert all(owner.data == data for owner in owners)
+                self.cells[handle] = owners[0] if owners else Cell(name.namespace, data, sealed=True, name=name)
+            elif owners and fetch:
+                assert owners[0].demoted
+                lacking = True
+        assert not lacking or self.full()
 
     def prefetch(self, number: int) -> None:
         name = self.pick_name(number)
@@ -312,9 +397,7 @@ class Mirror:
             assert cell.demoted
             assert self.full()
             return
-        del self.cells[handle]
-        self.dead.append(handle)
-        self.cells[result] = cell
+        self._replaced(handle, result, cell)
         cell.demoted = self.references(cell) > 1 and cell.demoted  # the other handles still name the old place
 
     def restart(self) -> None:
@@ -325,6 +408,7 @@ class Mirror:
         self.store = self.make()
         self.dead = [*self.dead[-3:], *self.cells]
         self.cells.clear()
+        self.holes.clear()
         self.pins.clear()
         self.leases.clear()
 
@@ -348,8 +432,8 @@ class Mirror:
         for book in self.store.books().values():
             assert book.free >= 0
             assert book.free + book.live + book.quarantined == book.total
-        places: dict[int, Cell] = {}
+        places: dict[tuple[int, int], Cell] = {}
         for handle, cell in self.cells.items():
             if self.readable(handle):
                 assert stored(self.store, handle) == cell.data
-                assert places.setdefault(handle.offset, cell) is cell
+                assert places.setdefault((handle.region, handle.offset), cell) is cell

@@ -41,18 +41,19 @@ def operations(mirror: Mirror, dice: random.Random) -> list[tuple[int, Callable[
         mirror.seal(-1, key())
 
     return [
-        (10, lambda: mirror.allocate(number())),
+        (10, lambda: mirror.allocate(number(), dice.choice((1, 1, 2, 5)))),
+        (5, lambda: mirror.open(number(), dice.randint(0, 3))),
         (8, lambda: mirror.append(number(), dice.randint(0, NBYTES), number())),
         (4, lambda: mirror.fill(number(), number())),
         (8, lambda: mirror.seal(number(), key())),
         (12, content),
-        (4, lambda: mirror.commit(number(), number())),
-        (6, lambda: mirror.fork(number())),
+        (4, lambda: mirror.commit(number(), number(), dice.randint(1, 4))),
+        (6, lambda: mirror.fork(number(), dice.randint(0, 6))),
         (6, lambda: mirror.writable(number())),
-        (25, lambda: mirror.free(number())),
+        (45, lambda: mirror.free(number())),
         (1, lambda: mirror.misuse(number())),
-        (8, lambda: mirror.find(number(), fetch=False)),
-        (8, lambda: mirror.find(number(), fetch=True)),
+        (8, lambda: mirror.find(number(), fetch=False, count=dice.randint(1, 4))),
+        (8, lambda: mirror.find(number(), fetch=True, count=dice.randint(1, 4))),
         (2, lambda: mirror.prefetch(number())),
         (2, lambda: mirror.pin(number(), lease=dice.random() < 0.5)),
         (3, lambda: mirror.unpin(number())),
@@ -87,9 +88,9 @@ def soak(count: int, seed: int, folder: Path) -> dict[str, int]:
             memory = _resident()
     assert _resident() < memory + MEMORY_SLACK
 
-    for handle in list(mirror.cells):
-        mirror.store.free(handle)
-    mirror.cells.clear()
+    for run in list(mirror.holes):
+        mirror.store.free(run)
+        mirror.forget(run)
     for name, pins in mirror.pins.items():
         for _ in range(pins):
             mirror.store.unpin(name)
@@ -98,7 +99,7 @@ def soak(count: int, seed: int, folder: Path) -> dict[str, int]:
     assert mirror.store.flush()
     mirror.check()
     store = mirror.store
-    assert store._table.refs == {}
+    assert store._table.runs == {}
     store._table.expire()
     assert store._table._leases == []
     gc.collect()

@@ -122,7 +122,7 @@ def test_the_least_recently_used_leaves(folder: Path) -> None:
     tier.write(name(3), payload(3), 1.0)
     assert [tier.holds(name(number)) for number in range(4)] == [True, False, True, True]
     for number in (2, 0, 3):  # the order survives a restart: it is the time of the last use
-        path = tier._path(_address(number))
+        path = Path(tier._path(_address(number)))
         os.utime(path, ns=(0, number + 10))
     again = opened(folder, files=3)
     again.write(name(4), payload(4), 1.0)
@@ -279,7 +279,7 @@ def test_damage_is_a_miss_and_is_quarantined(folder: Path, damage: Callable[[Pat
     tier = opened(folder, files=10_000)  # so that quarantine has room for a folder's own bytes
     for number in range(3):
         tier.write(name(number), payload(number), 1.0)
-    damage(tier._path(_address(1)))
+    damage(Path(tier._path(_address(1))))
     if restart:
         tier = opened(folder, files=10_000)
     assert read(tier, name(1)) is None
@@ -297,7 +297,7 @@ def test_damage_is_a_miss_and_is_quarantined(folder: Path, damage: Callable[[Pat
 def test_a_write_replaces_a_damaged_file(folder: Path) -> None:
     tier = opened(folder)
     tier.write(name(1), payload(1), 1.0)
-    flip(tier._path(_address(1)), FILE - 1)
+    flip(Path(tier._path(_address(1))), FILE - 1)
     assert tier.write(name(1), payload(1), 1.0) is Written.STORED
     assert read(tier, name(1)) == payload(1)
     assert tier.counts()["disk_quarantined"] == 1
@@ -306,7 +306,7 @@ def test_a_write_replaces_a_damaged_file(folder: Path) -> None:
 def test_a_file_under_the_name_of_another_block(folder: Path) -> None:
     tier = opened(folder)
     tier.write(name(1), payload(1), 1.0)
-    tier._path(_address(2)).write_bytes(tier._path(_address(1)).read_bytes())
+    Path(tier._path(_address(2))).write_bytes(Path(tier._path(_address(1))).read_bytes())
     assert read(tier, name(2)) is None
     assert read(tier, name(1)) == payload(1)
     assert tier.counts()["disk_quarantined"] == 1
@@ -317,7 +317,7 @@ def test_the_quarantine_is_bounded(folder: Path) -> None:
     for number in range(16):
         tier.write(name(number), payload(number), 1.0)
     for number in range(16):
-        flip(tier._path(_address(number)), FILE - 1)
+        flip(Path(tier._path(_address(number))), FILE - 1)
         assert read(tier, name(number)) is None
     assert tier.counts()["disk_quarantined"] == 16
     assert tier.book().quarantined == 2 * FILE
@@ -327,7 +327,7 @@ def test_the_quarantine_is_bounded(folder: Path) -> None:
 def test_a_quarantine_that_fails_leaves_a_miss(folder: Path) -> None:
     tier = opened(folder)
     tier.write(name(1), payload(1), 1.0)
-    flip(tier._path(_address(1)), FILE - 1)
+    flip(Path(tier._path(_address(1))), FILE - 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "rename", _fails)
         assert read(tier, name(1)) is None
@@ -344,7 +344,7 @@ def _fails(*_: object) -> None:
 def test_foreign_files_stay_and_are_counted(folder: Path) -> None:
     tier = opened(folder)
     tier.write(name(1), payload(1), 1.0)
-    blocks = tier._path(_address(1)).parent
+    blocks = Path(tier._path(_address(1))).parent
     for foreign in ("notes.txt", "0" * 64, "0" * 63 + "g.block", ".block"):
         (blocks / foreign).write_bytes(b"?")
     again = opened(folder)
@@ -361,7 +361,7 @@ def test_what_other_processes_do_is_seen(folder: Path) -> None:
     assert read(two, name(1)) == payload(1)  # found without having been told of
     assert two.holds(name(1))
     assert two.write(name(1), payload(1), 1.0) is Written.PRESENT
-    one._path(_address(1)).unlink()
+    Path(one._path(_address(1))).unlink()
     assert read(two, name(1)) is None
     assert two.counts()["disk_vanished"] == 1
     one.refresh()

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redknot.latents.policy import Eviction, GreedyDual, Lru
+from redknot.config import EVICTIONS
+from redknot.latents.policy import POLICIES, Eviction, GreedyDual, Lru
 
 STEPS = st.lists(st.tuples(st.sampled_from("add discard evict readd".split()), st.integers(0, 5), st.integers(0, 4)))
 
@@ -23,7 +24,12 @@ def test_lru_evicts_what_was_added_longest_ago(steps: list[tuple[str, int, int]]
             policy.add(key, float(cost))
             model.append(key)
         if step == "evict" and model:
-            policy.evicted(model.pop(0))
+            count = min(len(model), 1 + cost)
+            if cost:
+                assert policy.evict(count) == model[:count]
+            else:
+                policy.evicted(model[0])
+            del model[:count]
         assert policy.victim() == (model[0] if model else None)
         assert list(policy) == model
 
@@ -65,3 +71,16 @@ def test_keys_that_are_not_there_are_a_mistake(policy: Lru | GreedyDual) -> None
     with pytest.raises(KeyError):
         policy.evicted(1)
     assert policy.victim() is None
+
+
+def test_what_can_be_configured_is_what_there_is() -> None:
+    assert tuple(POLICIES) == EVICTIONS
+
+
+def test_greedy_dual_takes_out_several() -> None:
+    policy: Eviction[int] = GreedyDual()
+    for key, cost in enumerate((3.0, 1.0, 2.0, 5.0)):
+        policy.add(key, cost)
+    assert policy.evict(3) == [1, 2, 0]
+    policy.add(4, 3.0)  # worth 3 more than what left, which is more than a block of cost 5 from the beginning
+    assert policy.evict(2) == [3, 4]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from redknot.errors import ConfigError, StoreError
-from redknot.latents.content import caller_name, content_hash, content_name
+from redknot.latents.content import Name, caller_name, content_hash, content_name
 from redknot.latents.handles import (
     ARENA,
     DEVICE,
@@ -20,17 +20,19 @@ from redknot.latents.handles import (
     BlockStateError,
     ForeignHandleError,
     Handle,
+    Match,
     MovedHandleError,
+    Outcome,
     PoolFullError,
+    Run,
     StaleHandleError,
 )
-from redknot.latents.policy import GreedyDual
 from redknot.latents.pool import Pool
 from redknot.latents.settings import StoreConfig
 from redknot.latents.store import LatentStore
 from redknot.latents.worker import Job
 from tests.artifact.kit import flip
-from tests.kit.latents import NBYTES, config, content, stored, tensor
+from tests.kit.latents import NBYTES, config, content, opened, stored, tensor, there
 
 
 @pytest.fixture
@@ -42,20 +44,41 @@ def store(tmp_path: Path) -> Iterator[LatentStore]:
 
 
 def sealed(store: LatentStore, number: int, namespace: str = "a", key: bytes | None = None) -> Handle:
-    handle = store.allocate(namespace)
+    """A content in a run of one."""
+    handle = opened(store, namespace)
     store.append(handle, tensor(content(number)))
-    return store.seal(handle, key=key)
+    return store.seal(handle, key=key).handle
 
 
 def cached(store: LatentStore, numbers: range) -> None:
     """Contents under their numbers, without references, one after the other."""
     for number in numbers:
-        store.free(sealed(store, number, key=b"%d" % number))
+        store.free(sealed(store, number, key=b"%d" % number).run)
         assert store.drain()
 
 
-def names(numbers: range) -> list:
+def names(numbers: range) -> list[Name]:
     return [caller_name("a", b"%d" % number) for number in numbers]
+
+
+def match(store: LatentStore, asked: list[Name]) -> list[Handle | None]:
+    return _there(store, store.match(asked), len(asked))
+
+
+def fetch(store: LatentStore, asked: list[Name], timeout_s: float = 60.0) -> list[Handle | None]:
+    return _there(store, store.fetch(asked, timeout_s), len(asked))
+
+
+def _there(store: LatentStore, found: Match, count: int) -> list[Handle | None]:
+    """Handles of a match, which is given back where nothing was found."""
+    handles = there(store, found, count)
+    if len(found.missing) == count:
+        store.free(found.run)
+    return handles
+
+
+def fork(store: LatentStore, handle: Handle) -> Handle:
+    return store.handle(store.fork(handle.run))
 
 
 def contents(store: LatentStore, handles: list[Handle | None]) -> list[bytes | None]:
@@ -71,7 +94,7 @@ def test_equal_bytes_are_one_block(store: LatentStore) -> None:
     assert one != two
     assert store.books()["device"].live == 2 * NBYTES
     assert store.counters()["shares"] == 1
-    assert store.match([content_name("a", content_hash(memoryview(content(1))))])[0].offset == one.offset
+    assert match(store, [content_name("a", content_hash(memoryview(content(1))))])[0].offset == one.offset
 
 
 def test_tenants_never_share(store: LatentStore) -> None:
@@ -80,8 +103,8 @@ def test_tenants_never_share(store: LatentStore) -> None:
     three, four = sealed(store, 2, "a", b"key"), sealed(store, 2, "b", b"key")
     assert three.offset != four.offset
     assert store.counters()["shares"] == 0
-    assert store.match([caller_name("c", b"key")]) == [None]
-    assert store.fetch([caller_name("c", b"key")]) == [None]
+    assert match(store, [caller_name("c", b"key")]) == [None]
+    assert fetch(store, [caller_name("c", b"key")]) == [None]
 
 
 def test_the_same_key_with_other_bytes_is_a_collision(store: LatentStore) -> None:
@@ -89,8 +112,8 @@ def test_the_same_key_with_other_bytes_is_a_collision(store: LatentStore) -> Non
     one, two = sealed(store, 1, key=b"tokens"), sealed(store, 2, key=b"tokens")
     assert (stored(store, one), stored(store, two)) == (content(1), content(2))
     assert store.counters()["dedup_collisions"] == 1
-    assert contents(store, store.match([caller_name("a", b"tokens")])) == [content(1)]
-    store.free(two)
+    assert contents(store, match(store, [caller_name("a", b"tokens")])) == [content(1)]
+    store.free(two.run)
     assert store.books()["device"].live == NBYTES  # nobody could find it: it is gone with its reference
 
 
@@ -105,47 +128,123 @@ def test_a_key_of_the_caller_is_no_hash_and_is_not_empty(store: LatentStore) -> 
     digest = content_hash(memoryview(content(1)))
     assert caller_name("a", digest) != content_name("a", digest)
     with pytest.raises(StoreError, match="content key is empty"):
-        store.seal(store.allocate("a"), key=b"")
+        store.seal(opened(store, "a"), key=b"")
 
 
 def test_a_commit_looks_at_no_bytes(store: LatentStore) -> None:
-    one = store.commit(store.allocate("a"), b"key")
+    runs = [store.allocate("a"), store.allocate("a", 3)]
+    store.commit(runs[0], names(range(1)))
+    one = store.handle(runs[0])
     assert stored(store, one) == bytes(NBYTES)  # what was never written is zero when it is read
-    two = store.commit(store.allocate("a"), b"key")
-    assert one.offset == two.offset
-    assert store.counters()["shares"] == 1
+    store.commit(runs[1], [*names(range(1)), *names(range(2))])  # twice the same, and one that is not there yet
+    assert [handle.offset == one.offset for handle in store.handles(runs[1])] == [True, True, False]
+    assert (store.counters()["installs"], store.counters()["shares"]) == (2, 2)
+    store.commit(runs[1], names(range(1)), 1)  # it is that already
+    for wrong, start in ((names(range(1)), 2), (names(range(2)), 2), (names(range(1)), -1), (names(range(4)), 0)):
+        with pytest.raises(BlockStateError):
+            store.commit(runs[1], wrong, start)
+    with pytest.raises(BlockStateError, match="namespace 'a', its name is not"):
+        store.commit(store.allocate("a"), [caller_name("b", b"0")])
+    forked = store.allocate("a")
+    store.fork(forked)
+    with pytest.raises(BlockStateError, match="2 references"):
+        store.commit(forked, names(range(5, 6)))
+
+
+def test_a_run_is_found_filled_up_grows_and_forks(store: LatentStore) -> None:
+    cached(store, range(0, 4, 2))
+    run, missing = store.match(names(range(3)))
+    assert missing == [1]
+    assert stored(store, store.handle(run, 2)) == content(2)
+    for use in (lambda: store.handle(run, 1), lambda: store.handles(run), lambda: store.commit(run, names(range(3)))):
+        with pytest.raises(BlockStateError, match=r"block 1 of .* not there yet"):
+            use()
+    with pytest.raises(BlockStateError, match="not there yet"):
+        store.fork(run)
+    start = store.fork(run, 1)
+    store.open(run, "a", 1)
+    found, own, behind = store.handles(run)[:2], store.handle(run, 1), store.handle(run, 3)
+    assert found[0].offset == store.handle(start).offset
+    for handle in (own, behind):
+        assert stored(store, handle) == b""
+        store.append(handle, tensor(content(7)))
+    store.commit(run, names(range(3)))
+    fork = store.fork(run, 3)
+    own = store.writable(store.handle(fork, 1))  # a copy in the middle; its neighbours are what they were
+    places = [handle.offset for handle in store.handles(run)]
+    assert [handle.offset for handle in store.handles(fork)] == [places[0], own.offset, places[2]]
+    assert own.offset not in places
+    counters = store.counters()
+    assert [counters[name] for name in ("hits", "misses", "allocations", "forks", "copies")] == [2, 1, 4, 4, 1]
+    for number in (4, -1):
+        with pytest.raises(StaleHandleError, match="none with the number"):
+            store.handle(run, number)
+    for count in (5, -1):
+        with pytest.raises(BlockStateError):
+            store.fork(run, count)
+    store.free(run)
+    store.free(fork)
+    assert store.counters()["frees"] == 2 + 4 + 3
+    for use in (
+        store.free,
+        store.fork,
+        store.handles,
+        lambda run: store.open(run, "a"),
+        lambda run: store.commit(run, []),
+    ):
+        with pytest.raises(StaleHandleError):
+            use(run)
+
+
+def test_a_run_that_finds_no_room_takes_nothing(tmp_path: Path) -> None:
+    with LatentStore(config(None, device=5, host=0)) as store:
+        cached(store, range(3))
+        run, missing = store.match(names(range(1, 5)))
+        assert missing == [2, 3]
+        with pytest.raises(PoolFullError, match="4 device blocks are asked for and 3 can be had: 2 of 5 are in use"):
+            store.open(run, "a", 2)
+        assert (store.room(), store.counters()["evictions_device"]) == (3, 0)
+        store.open(run, "a", 1)
+        assert len(store.handles(run)) == 5
+        assert store.room() == 0
+        assert store.recount() == []
+        with pytest.raises(PoolFullError):
+            store.allocate("a", 1)
+        with pytest.raises(BlockStateError):
+            store.allocate("a", -1)
+        store.allocate("a", 0)
 
 
 def test_recycled_memory_is_never_read(store: LatentStore) -> None:
     for handle in [sealed(store, number, "b") for number in range(5)]:
-        store.free(handle)
+        store.free(handle.run)
     store.shrink(5)
     assert store.drain()
-    handle = store.allocate("a")
+    handle = opened(store, "a")
     assert stored(store, handle) == b""
     store.append(handle, tensor(b"xy"))
     assert stored(store, handle) == b"xy"
-    assert stored(store, store.seal(handle)) == b"xy" + bytes(NBYTES - 2)
+    assert stored(store, store.seal(handle).handle) == b"xy" + bytes(NBYTES - 2)
 
 
 # Writing.
 
 
 def test_copy_on_write(store: LatentStore) -> None:
-    handle = store.allocate("a")
+    handle = opened(store, "a")
     store.append(handle, tensor(b"abc"))
     assert store.writable(handle) == handle
-    fork = store.fork(handle)
-    for shared in (handle, fork):
+    forked = fork(store, handle)
+    for shared in (handle, forked):
         with pytest.raises(BlockStateError, match="2 references"):
             store.append(shared, tensor(b"d"))
-    own = store.writable(fork)
+    own = store.writable(forked)
     assert own.offset != handle.offset
     store.append(own, tensor(b"d"))
     store.append(handle, tensor(b"e"))
     assert (stored(store, handle), stored(store, own)) == (b"abce", b"abcd")
-    with pytest.raises(StaleHandleError):
-        store.view(fork)
+    with pytest.raises(MovedHandleError):
+        store.view(forked)
 
 
 def test_content_that_others_may_find_is_copied_before_it_is_written(store: LatentStore) -> None:
@@ -153,21 +252,23 @@ def test_content_that_others_may_find_is_copied_before_it_is_written(store: Late
     own = store.writable(handle)
     assert own.offset != handle.offset
     store.fill(own)[0] = 255
-    [found] = store.match([content_name("a", content_hash(memoryview(content(1))))])
+    [found] = match(store, [content_name("a", content_hash(memoryview(content(1))))])
     assert stored(store, found) == content(1)
-    again = store.writable(store.seal(own))
+    again = store.writable(store.seal(own).handle)
     assert stored(store, again)[0] == 255
 
 
 def test_a_block_takes_no_more_than_it_holds_and_nothing_once_sealed(store: LatentStore) -> None:
-    handle = store.allocate("a")
+    handle = opened(store, "a")
     store.append(handle, tensor(bytes(NBYTES - 1)))
     with pytest.raises(BlockStateError, match=f"2 bytes do not fit behind {NBYTES - 1} of {NBYTES}"):
         store.append(handle, tensor(b"xy"))
-    handle = store.seal(handle)
-    for use in (store.fill, store.seal, lambda h: store.append(h, tensor(b"")), lambda h: store.commit(h, b"k")):
+    handle = store.seal(handle).handle
+    for use in (store.fill, store.seal, lambda h: store.append(h, tensor(b""))):
         with pytest.raises(BlockStateError, match="is sealed"):
             use(handle)
+    with pytest.raises(BlockStateError, match="is sealed under another name"):
+        store.commit(handle.run, names(range(1)))
 
 
 # Handles.
@@ -175,11 +276,14 @@ def test_a_block_takes_no_more_than_it_holds_and_nothing_once_sealed(store: Late
 
 def test_use_after_free_and_double_free(store: LatentStore) -> None:
     handle = sealed(store, 1)
-    other = store.fork(handle)
-    store.free(handle)
-    for use in (store.free, store.view, store.fork, store.writable, store.promote, store.demote):
-        with pytest.raises(StaleHandleError, match=r"handle 1 \(device, bytes 0 to 32\) was freed"):
+    other = fork(store, handle)
+    store.free(handle.run)
+    for use in (store.view, store.writable, store.promote, store.demote, lambda _: store.check([other, handle])):
+        with pytest.raises(StaleHandleError, match="run 1 was freed"):
             use(handle)
+    for use in (store.free, store.fork, store.handles):
+        with pytest.raises(StaleHandleError, match="run 1 was freed"):
+            use(handle.run)
     assert stored(store, other) == content(1)  # the other holder's reference was not touched
 
 
@@ -187,10 +291,14 @@ def test_handles_of_another_store_and_of_none(store: LatentStore, tmp_path: Path
     with LatentStore(config(None)) as other:
         foreign = sealed(other, 1)
         sealed(store, 2)
-        for use in (store.free, store.view, store.fork):
+        for use in (lambda h: store.free(h.run), store.view, lambda h: store.fork(h.run)):
             with pytest.raises(ForeignHandleError, match="not issued by this store"):
                 use(foreign)
-    for forged in (Handle(DEVICE, 0, NBYTES, 0), Handle(7, -1, 1 << 60, 1 << 200), Handle(ARENA, 0, 8, -1)):
+    for forged in (
+        Handle(DEVICE, 0, NBYTES, Run(0)),
+        Handle(7, -1, 1 << 60, Run(1 << 200)),
+        Handle(ARENA, 0, 8, Run(-1)),
+    ):
         with pytest.raises(ForeignHandleError):
             store.view(forged)
     mine = sealed(store, 3)
@@ -203,13 +311,14 @@ def test_a_handle_into_a_demoted_place(store: LatentStore) -> None:
     handle = sealed(store, 1)
     assert store.demote(handle)
     assert store.drain()
-    for use in (store.view, store.fork, store.writable):
+    for use in (store.view, store.writable, store.fill):
         with pytest.raises(MovedHandleError, match="in the host pool by now"):
             use(handle)
     sealed(store, 2)  # takes the place
     back = store.promote(handle)
     assert stored(store, back) == content(1)
-    with pytest.raises(StaleHandleError):
+    assert back.offset != handle.offset
+    with pytest.raises(MovedHandleError, match="another place of the device pool"):
         store.view(handle)
 
 
@@ -219,8 +328,8 @@ def test_a_demotion_is_for_who_asked(store: LatentStore) -> None:
     store._tiers._worker.submit(Job(gate.wait))
     handle = sealed(store, 1, key=b"1")
     assert store.demote(handle)
-    store.free(handle)
-    [found] = store.match([caller_name("a", b"1")])
+    store.free(handle.run)
+    [found] = match(store, [caller_name("a", b"1")])
     gate.set()
     assert store.drain()
     assert stored(store, found) == content(1)
@@ -242,13 +351,15 @@ def test_equal_bytes_bring_a_demoted_block_back(store: LatentStore) -> None:
 def test_a_full_pool_is_a_clear_error(tmp_path: Path) -> None:
     with LatentStore(config(None, device=2, host=0)) as store:
         one, two = sealed(store, 1, key=b"1"), sealed(store, 2)
-        for take in (lambda: store.allocate("a"), lambda: store.writable(one)):
-            with pytest.raises(PoolFullError, match="all 2 device blocks are in use, pinned or leased"):
+        for take in (lambda: opened(store, "a"), lambda: store.writable(one)):
+            with pytest.raises(
+                PoolFullError, match="1 device blocks are asked for and 0 can be had: 2 of 2 are in use"
+            ):
                 take()
         assert contents(store, [one, two]) == [content(1), content(2)]
-        store.free(one)
-        store.allocate("a")
-        assert store.match([caller_name("a", b"1")]) == [None]
+        store.free(one.run)
+        opened(store, "a")
+        assert match(store, [caller_name("a", b"1")]) == [None]
         assert store.counters()["dropped"] == 1
         assert store.recount() == []
 
@@ -256,17 +367,17 @@ def test_a_full_pool_is_a_clear_error(tmp_path: Path) -> None:
 def test_background_reclaim_keeps_what_leaves(store: LatentStore) -> None:
     cached(store, range(10))
     assert store.counters()["dropped"] == store.counters()["evictions_device"] == 0
-    found = store.fetch(names(range(5, 10)))
+    found = fetch(store, names(range(5, 10)))
     assert contents(store, found) == [content(number) for number in range(5, 10)]
     assert store.counters()["hits_below"] > 0
 
 
 def test_prefetch_brings_blocks_up_without_a_reference(store: LatentStore) -> None:
     cached(store, range(8))
-    assert store.match(names(range(1))) == [None]
+    assert match(store, names(range(1))) == [None]
     assert store.prefetch(names(range(1))) == 1
     assert store.drain()
-    assert contents(store, store.match(names(range(1)))) == [content(0)]
+    assert contents(store, match(store, names(range(1)))) == [content(0)]
 
 
 def test_restart_from_disk(tmp_path: Path) -> None:
@@ -275,9 +386,9 @@ def test_restart_from_disk(tmp_path: Path) -> None:
         assert store.flush()
         assert store.books()["disk"].live == 8 * store._disk.file_bytes
     with LatentStore(config(tmp_path, disk=20)) as store:
-        assert contents(store, store.fetch(names(range(5)))) == [content(number) for number in range(5)]
+        assert contents(store, fetch(store, names(range(5)))) == [content(number) for number in range(5)]
     with LatentStore(config(tmp_path, disk=20, layout=b"other")) as store:
-        assert store.fetch(names(range(5))) == [None] * 5
+        assert fetch(store, names(range(5))) == [None] * 5
 
 
 def test_pins_and_leases(tmp_path: Path) -> None:
@@ -289,27 +400,27 @@ def test_pins_and_leases(tmp_path: Path) -> None:
         assert store.lease(names(range(2))[1], 10.0)
         assert not store.pin(caller_name("a", b"unknown"))
         assert not store.lease(caller_name("b", b"1"), 10.0)
-        held = [store.allocate("a")]  # only 2 could leave
+        held = [opened(store, "a")]  # only 2 could leave
         with pytest.raises(PoolFullError):
-            store.allocate("a")
+            opened(store, "a")
         assert store.lease(names(range(2))[1], 5.0)  # shorter than what is left: nothing changes
         now[0] = 9.0
         with pytest.raises(PoolFullError):
-            store.allocate("a")
+            opened(store, "a")
         assert store.lease(names(range(2))[1], 6.0)
         now[0] = 14.0
         with pytest.raises(PoolFullError):
-            store.allocate("a")
+            opened(store, "a")
         now[0] = 15.0
-        held.append(store.allocate("a"))
+        held.append(opened(store, "a"))
         store.unpin(names(range(1))[0])
         with pytest.raises(PoolFullError):
-            store.allocate("a")
+            opened(store, "a")
         store.unpin(names(range(1))[0])
         with pytest.raises(BlockStateError, match="unpinned more often"):
             store.unpin(names(range(1))[0])
-        held.append(store.allocate("a"))
-        assert store.match(names(range(3))) == [None] * 3
+        held.append(opened(store, "a"))
+        assert match(store, names(range(3))) == [None] * 3
         assert store.recount() == []
 
 
@@ -319,7 +430,7 @@ def test_pinned_and_leased_blocks_are_not_demoted(store: LatentStore) -> None:
     assert store.lease(names(range(2))[1], 1000.0)
     assert store.shrink(5)
     assert store.drain()
-    found = store.match(names(range(2)))
+    found = match(store, names(range(2)))
     assert contents(store, found) == [content(0), content(1)]
     for handle in found:
         with pytest.raises(BlockStateError, match="pinned or leased"):
@@ -327,14 +438,14 @@ def test_pinned_and_leased_blocks_are_not_demoted(store: LatentStore) -> None:
 
 
 def test_the_cost_aware_policy_keeps_what_is_dear(tmp_path: Path) -> None:
-    with LatentStore(config(None, device=4, host=0), eviction=GreedyDual) as store:
+    with LatentStore(config(None, device=4, host=0, eviction="cost")) as store:
         for number, cost in enumerate((100.0, 1.0, 1.0, 1.0)):
-            handle = store.allocate("a")
+            handle = opened(store, "a")
             store.append(handle, tensor(content(number)))
-            store.free(store.seal(handle, key=b"%d" % number, cost=cost))
+            store.free(store.seal(handle, key=b"%d" % number, cost=cost).handle.run)
         for _ in range(3):
-            store.allocate("a")
-        assert [handle is not None for handle in store.match(names(range(4)))] == [True, False, False, False]
+            opened(store, "a")
+        assert [handle is not None for handle in match(store, names(range(4)))] == [True, False, False, False]
 
 
 def test_arenas(store: LatentStore) -> None:
@@ -374,6 +485,7 @@ def test_arenas(store: LatentStore) -> None:
         {"arenas": -1},
         {"queue": 0},
         {"disk_bytes": 100, "disk_folder": None},
+        {"eviction": "fifo"},
     ],
 )
 def test_sizes_that_cannot_be(changes: dict) -> None:
@@ -398,7 +510,7 @@ def test_a_disk_that_takes_nothing(store: LatentStore, monkeypatch: pytest.Monke
     assert counters["io_errors"] > 0
     assert counters["dropped"] == 20 - 4 - 3  # one device block is kept free
     assert store.books()["disk"].live == 0
-    assert contents(store, store.fetch(names(range(16, 20)))) == [content(at) for at in range(16, 20)]
+    assert contents(store, fetch(store, names(range(16, 20)))) == [content(at) for at in range(16, 20)]
     assert store.flush()
     assert store.books()["disk"].live > 0
 
@@ -410,7 +522,7 @@ def test_damage_on_disk_is_a_miss(store: LatentStore, tmp_path: Path) -> None:
     for path in files:
         flip(path, 100)
     with LatentStore(config(tmp_path / "disk")) as again:
-        assert again.fetch(names(range(3))) == [None] * 3
+        assert fetch(again, names(range(3))) == [None] * 3
         assert again.counters()["disk_quarantined"] == 3
         assert again.counters()["misses"] == 3
         assert again.recount() == []
@@ -430,19 +542,19 @@ def test_no_caller_waits_for_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "fsync", fsync)
     with LatentStore(config(tmp_path, device=6, host=0, queue=2)) as store:
         for number in range(6):
-            store.free(sealed(store, number, key=b"%d" % number))
+            store.free(sealed(store, number, key=b"%d" % number).run)
         assert hangs.wait(60)
         kept = sealed(store, 50, key=b"50")
         for number in range(60, 80):
-            store.free(sealed(store, number, key=b"%d" % number))
-            assert contents(store, store.match([caller_name("a", b"50")])) == [content(50)]
-        store.free(store.fork(kept))
+            store.free(sealed(store, number, key=b"%d" % number).run)
+            assert contents(store, match(store, [caller_name("a", b"50")])) == [content(50)]
+        store.free(store.fork(kept.run))
         while store.shrink(1):
             pass
         assert store.prefetch(names(range(3))) == 0
         assert store.counters()["evictions_device"] > 0
         assert not store.drain(0.01)
-        assert store.fetch(names(range(3)), timeout_s=0.01) == [None] * 3
+        assert fetch(store, names(range(3)), timeout_s=0.01) == [None] * 3
         go.set()
         assert store.drain()
         assert store.recount() == []
@@ -458,12 +570,12 @@ def test_whoever_gives_up_waiting_leaves_no_reference(store: LatentStore, monkey
         return real(descriptor, buffers, at)
 
     monkeypatch.setattr(os, "preadv", preadv)
-    [missing] = [name for name in names(range(1)) if store.match([name]) == [None]]
-    assert store.fetch([missing], timeout_s=0.05) == [None]
+    [missing] = [name for name in names(range(1)) if match(store, [name]) == [None]]
+    assert fetch(store, [missing], timeout_s=0.05) == [None]
     go.set()
     assert store.drain()
-    assert store._table.refs == {}
-    assert contents(store, store.fetch([missing])) == [content(0)]
+    assert store._table.runs == {}
+    assert contents(store, fetch(store, [missing])) == [content(0)]
 
 
 def test_a_place_that_cannot_be_written_is_quarantined(store: LatentStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,7 +611,7 @@ def test_an_error_of_ours_on_the_worker_lets_nobody_wait(store: LatentStore) -> 
     store._tiers._worker.submit(Job(fail))
     assert started.wait(60)
     waiting: list[list[Handle | None]] = []
-    thread = threading.Thread(target=lambda: waiting.append(store.fetch(names(range(1)))))
+    thread = threading.Thread(target=lambda: waiting.append(fetch(store, names(range(1)))))
     thread.start()
     while not store._tiers._worker._jobs:
         pass
@@ -528,12 +640,12 @@ def during_the_next_copy(store: LatentStore, patch: pytest.MonkeyPatch, act: Cal
 
 
 def test_a_block_evicted_while_it_is_demoted(store: LatentStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.free(sealed(store, 1, key=b"1"))
-    during_the_next_copy(store, monkeypatch, lambda: [store.allocate("a") for _ in range(5)])
+    store.free(sealed(store, 1, key=b"1").run)
+    during_the_next_copy(store, monkeypatch, lambda: [opened(store, "a") for _ in range(5)])
     assert store.shrink(1)
     assert store.drain()
     assert store.books()["host"].live == 0
-    assert store.fetch(names(range(1, 2))) == [None]
+    assert fetch(store, names(range(1, 2))) == [None]
 
 
 def test_a_block_evicted_and_overwritten_while_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -549,19 +661,19 @@ def test_a_block_evicted_and_overwritten_while_it_is_saved(tmp_path: Path, monke
                 return real(pool, slot)
 
             patch.setattr(Pool, "row", row)
-            store.free(sealed(store, 1, key=b"1"))
+            store.free(sealed(store, 1, key=b"1").run)
             store.shrink(1)
             assert store.drain()
         assert store.books()["disk"].live == 0
-        store.free(kept)
-        assert store.fetch(names(range(1, 2))) == [None]
+        store.free(kept.run)
+        assert fetch(store, names(range(1, 2))) == [None]
         assert store.recount() == []
 
 
 def test_a_block_matched_while_it_is_demoted(store: LatentStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.free(sealed(store, 1, key=b"1"))
+    store.free(sealed(store, 1, key=b"1").run)
     found: list[Handle | None] = []
-    during_the_next_copy(store, monkeypatch, lambda: found.extend(store.match(names(range(1, 2)))))
+    during_the_next_copy(store, monkeypatch, lambda: found.extend(match(store, names(range(1, 2)))))
     assert store.shrink(1)
     assert store.drain()
     assert contents(store, found) == [content(1)]
@@ -579,7 +691,7 @@ def test_a_block_written_again_after_it_was_demoted(
         def write_again() -> None:
             assert store.writable(handle) == handle
             store.fill(handle).copy_(tensor(content(3)))
-            assert store.seal(handle, key=b"3") == handle
+            assert store.seal(handle, key=b"3") == (handle, Outcome.INSTALLED)
 
         if during:
             during_the_next_copy(store, monkeypatch, write_again)
@@ -592,19 +704,19 @@ def test_a_block_written_again_after_it_was_demoted(
             assert store.books()["host"].live == NBYTES  # both pools hold it
             write_again()
         assert store.books()["host"].live == 0
-        store.free(handle)
+        store.free(handle.run)
         store.shrink(5)
         assert store.drain()
-        assert contents(store, store.fetch(names(range(3, 4)))) == [content(3)]
+        assert contents(store, fetch(store, names(range(3, 4)))) == [content(3)]
         assert store.recount() == []
 
 
 def test_a_content_sealed_while_it_is_read_from_disk(store: LatentStore, monkeypatch: pytest.MonkeyPatch) -> None:
     cached(store, range(8))
-    assert store.match(names(range(1))) == [None]
+    assert match(store, names(range(1))) == [None]
     made: list[Handle] = []
     during_the_next_copy(store, monkeypatch, lambda: made.append(sealed(store, 0, key=b"0")))
-    [found] = store.fetch(names(range(1)))
+    [found] = fetch(store, names(range(1)))
     assert found.offset == made[0].offset
     assert contents(store, [found, *made]) == [content(0)] * 2
 
@@ -626,7 +738,7 @@ def test_a_block_without_a_name_freed_while_it_is_promoted(tmp_path: Path, monke
         collided = sealed(store, 2)
         store.demote(collided)
         assert store.drain()
-        during_the_next_copy(store, monkeypatch, lambda: store.free(collided))
+        during_the_next_copy(store, monkeypatch, lambda: store.free(collided.run))
         with pytest.raises(StaleHandleError):
             store.promote(collided)
         assert store.recount() == []
@@ -639,9 +751,9 @@ def test_what_came_from_disk_is_not_written_again(tmp_path: Path) -> None:
         cached(store, range(5))
         assert store.flush()
         assert store.counters()["disk_writes"] == 5
-        assert store.match(names(range(1))) == [None]
-        [handle] = store.fetch(names(range(1)))
-        store.free(handle)
+        assert match(store, names(range(1))) == [None]
+        [handle] = fetch(store, names(range(1)))
+        store.free(handle.run)
         assert store.flush()
         assert (store.counters()["disk_writes"], store.counters()["disk_present"]) == (5, 0)
 
@@ -653,7 +765,7 @@ def test_a_recount_finds_what_is_wrong(tmp_path: Path) -> None:
     def wrong(change: Callable[[LatentStore], object]) -> list[str]:
         with LatentStore(config(tmp_path)) as store:
             sealed(store, 1)
-            store.free(sealed(store, 2))
+            store.free(sealed(store, 2).run)
             store.arena().allocate(8)
             assert store.flush()
             assert store.recount() == []
@@ -661,7 +773,7 @@ def test_a_recount_finds_what_is_wrong(tmp_path: Path) -> None:
             return store.recount()
 
     def held(store: LatentStore) -> object:
-        return next(iter(store._table.refs.values()))
+        return next(iter(store._table.runs.values())).blocks[0]
 
     assert "references of a block" in wrong(lambda s: setattr(held(s), "refs", 2))[0]
     assert "device slots held" in wrong(lambda s: s._device.slots.take())[0]
@@ -685,13 +797,13 @@ def test_a_store_that_was_closed_keeps_no_reference(tmp_path: Path) -> None:
     cached(store, range(2))
     store.close()
     with pytest.raises(StoreError, match="closed"):
-        store.fetch(names(range(9)))
-    assert store._table.refs == {}
-    held = [store.allocate("a") for _ in range(2)]
+        fetch(store, names(range(9)))
+    assert store._table.runs == {}
+    held = [opened(store, "a") for _ in range(2)]
     for _ in range(2):  # the last place but those of what is cached: demotions are due
         with pytest.raises(StoreError, match="closed"):
-            store.allocate("a")
-    assert len(store._table.refs) == len(held)
+            opened(store, "a")
+    assert len(store._table.runs) == len(held)
     assert store.recount() == []
 
 
@@ -705,20 +817,20 @@ def test_threads(tmp_path: Path) -> None:
             try:
                 for step in range(200):
                     number = (step * 7 + seed * 3) % 24
-                    [found] = store.fetch(names(range(number, number + 1)))
+                    [found] = fetch(store, names(range(number, number + 1)))
                     handle = sealed(store, number, key=b"%d" % number) if found is None else found
                     assert stored(store, handle) == content(number)
-                    other = store.fork(handle)
-                    store.free(handle)
+                    other = fork(store, handle)
+                    store.free(handle.run)
                     own = store.writable(other)
                     store.fill(own)[:4] = torch.tensor([seed, step % 256, 1, 2])
-                    own = store.seal(own)
+                    own = store.seal(own).handle
                     assert stored(store, own)[4:] == content(number)[4:]
                     if step % 3 == 0:
                         store.demote(own)
                         own = store.promote(own)
                         assert stored(store, own)[4:] == content(number)[4:]
-                    store.free(own)
+                    store.free(own.run)
             except BaseException as error:
                 errors.append(error)
                 raise
@@ -731,7 +843,7 @@ def test_threads(tmp_path: Path) -> None:
         assert errors == []
         assert store.drain()
         assert store.recount() == []
-        assert store._table.refs == {}
+        assert store._table.runs == {}
         assert store.counters()["dedup_collisions"] == 0
 
 
@@ -741,10 +853,10 @@ def test_threads_that_seal_the_same_at_once(store: LatentStore) -> None:
         barrier = threading.Barrier(2)
 
         def work(number: int = number, barrier: threading.Barrier = barrier) -> None:
-            handle = store.allocate("a")
+            handle = opened(store, "a")
             store.append(handle, tensor(content(number)))
             barrier.wait()
-            handles.append(store.seal(handle))
+            handles.append(store.seal(handle).handle)
 
         threads = [threading.Thread(target=work) for _ in range(2)]
         for thread in threads:
@@ -753,6 +865,6 @@ def test_threads_that_seal_the_same_at_once(store: LatentStore) -> None:
             thread.join()
         one, two = handles[-2:]
         assert one.offset == two.offset
-        store.free(one)
-        store.free(two)
+        store.free(one.run)
+        store.free(two.run)
     assert (store.counters()["installs"], store.counters()["shares"]) == (20, 20)

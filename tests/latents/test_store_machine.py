@@ -39,9 +39,13 @@ class Machine(RuleBasedStateMachine):
             clock=lambda: now[0],
         )
 
-    @rule(number=NUMBER)
-    def allocate(self, number: int) -> None:
-        self.mirror.allocate(number)
+    @rule(number=NUMBER, blocks=st.integers(0, 3))
+    def allocate(self, number: int, blocks: int) -> None:
+        self.mirror.allocate(number, blocks)
+
+    @rule(number=NUMBER, more=st.integers(0, 2))
+    def open(self, number: int, more: int) -> None:
+        self.mirror.open(number, more)
 
     @rule(number=NUMBER, length=st.integers(0, NBYTES), byte=NUMBER)
     def append(self, number: int, length: int, byte: int) -> None:
@@ -62,13 +66,13 @@ class Machine(RuleBasedStateMachine):
         self.mirror.fill(-1, which)
         self.mirror.seal(-1, key)
 
-    @rule(number=NUMBER, key=NUMBER)
-    def commit(self, number: int, key: int) -> None:
-        self.mirror.commit(number, key)
+    @rule(number=NUMBER, key=NUMBER, blocks=st.integers(1, 3))
+    def commit(self, number: int, key: int, blocks: int) -> None:
+        self.mirror.commit(number, key, blocks)
 
-    @rule(number=NUMBER)
-    def fork(self, number: int) -> None:
-        self.mirror.fork(number)
+    @rule(number=NUMBER, count=st.integers(0, 4))
+    def fork(self, number: int, count: int) -> None:
+        self.mirror.fork(number, count)
 
     @rule(number=NUMBER)
     def writable(self, number: int) -> None:
@@ -87,9 +91,9 @@ class Machine(RuleBasedStateMachine):
     def misuse(self, number: int) -> None:
         self.mirror.misuse(number)
 
-    @rule(number=NUMBER, fetch=st.booleans())
-    def find(self, number: int, fetch: bool) -> None:
-        self.mirror.find(number, fetch=fetch)
+    @rule(number=NUMBER, fetch=st.booleans(), count=st.integers(1, 3))
+    def find(self, number: int, fetch: bool, count: int) -> None:
+        self.mirror.find(number, fetch=fetch, count=count)
 
     @rule(number=NUMBER)
     def prefetch(self, number: int) -> None:

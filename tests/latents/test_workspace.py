@@ -157,7 +157,10 @@ def test_equal_blocks_made_at_once_are_shared_and_others_are_not() -> None:
             assert segment.blocks is not None
             entries_of(segment)[:8] = torch.full((8, 8), value)
             segment.blocks.publish(0, KEYS[0])
+        assert blocks_of(one) == (0, 1, 0, 2)
         assert blocks_of(two) == (1, 0, 0, 2)
+        assert blocks_of(three) == (0, 0, 0, 3)  # it shares nothing, and writes to all of it without a copy
+        assert [segment.blocks.shared([0]) for segment in segments if segment.blocks is not None] == [1, 1, 0]
         assert space.store.counters()["shares"] == space.store.counters()["dedup_collisions"] == 1
         assert [float(entries_of(segment)[:1][0, 0]) for segment in segments] == [1.0, 1.0, 2.0]
         assert space.store.recount() == []
@@ -218,10 +221,11 @@ def test_memory_is_not_used_after_it_was_given_back() -> None:
         memory.allocate(segment, 32)
         session = memory.session([segment])
         assert segment.blocks is not None
-        space.store.free(segment.blocks.handles[0])
+        run = segment.blocks.run
+        space.store.free(run)
         with pytest.raises(StaleHandleError):
             session.check()
-        segment.blocks.handles.clear()
+        segment.blocks.run = space.store.allocate("", 0)
 
 
 def test_exactly_enough_for_a_batch() -> None:
@@ -234,3 +238,16 @@ def test_exactly_enough_for_a_batch() -> None:
                     memory.allocate(segment, length)
                     memory.session([segment])
                 assert space.store.room() == 0 or not any(g.ratio(layer) for layer in range(g.num_layers))
+
+
+def test_blocks_cost_what_their_tokens_take_behind_those_before_them() -> None:
+    """Of two documents the longer one's end is dearer; without a unit all blocks are worth the same."""
+    g = geometry()
+    with LatentSpace(g, cost=lambda tokens: tokens**2) as space, Workspace(space) as memory:
+        segment, missing = known(memory, 3)
+        assert segment.blocks is not None
+        for number in missing:
+            segment.blocks.publish(number, KEYS[number], 7.0 if number == 1 else None)
+        found = [space.store._table.of(handle).cost for handle in segment.blocks.handles]
+        assert found == [32**2, 7.0, 96**2 - 64**2]
+    assert nan_space(g).block_cost(5) == 1.0

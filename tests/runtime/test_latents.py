@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from redknot.build.capture import _evaluate, evaluate
-from redknot.latents.handles import Handle
 from redknot.latents.session import Session
 from redknot.latents.sizing import slot_bytes
 from redknot.latents.space import LatentSpace
@@ -145,17 +144,20 @@ def move_all(space: LatentSpace, session: Session, disk: bool) -> None:
     for held, number in places:
         block = store._table.of(held.handles[number])
         if not block.sealed:
-            held.replace(number, store.seal(held.handles[number]))
+            held.replace(number, store.seal(held.handles[number]).handle)
     if disk:
-        names = [store._table.of(held.handles[number]).name for held, number in places]
-        for held, number in places:
-            store.free(held.handles[number])
+        names = [[store._table.of(handle).name for handle in held.handles] for held in blocks]
+        for held in blocks:
+            store.free(held.run)
         assert store.flush()
         store.shrink(len(places))
         assert store.drain()
         taken = scribble(space)
         assert store.counters()["demotions_disk"] > 0
-        found = store.fetch([name for name in names if name is not None], 60)
+        for held, wanted in zip(blocks, names, strict=True):
+            held.run, missing = store.fetch([name for name in wanted if name is not None], 60)
+            assert missing == []
+        found = [store.handle(held.run, number) for held, number in places]
     else:
         for held, number in places:
             if store._table.of(held.handles[number]).refs == 1:
@@ -165,7 +167,6 @@ def move_all(space: LatentSpace, session: Session, disk: bool) -> None:
         taken = scribble(space)
         found = [store.promote(held.handles[number]) for held, number in places]
     for (held, number), handle in zip(places, found, strict=True):
-        assert handle is not None
         held.replace(number, handle)
     assert taken
     assert store.recount() == []
@@ -173,11 +174,12 @@ def move_all(space: LatentSpace, session: Session, disk: bool) -> None:
 
 def scribble(space: LatentSpace) -> int:
     """Overwrite every free place of the device pool."""
-    taken: list[Handle] = [space.store.allocate("scratch") for _ in range(space.store._table.device.free)]
-    for handle in taken:
+    run = space.store.allocate("scratch", space.store._table.device.free)
+    handles = space.store.handles(run)
+    for handle in handles:
         space.store.fill(handle).fill_(255)
-        space.store.free(handle)
-    return len(taken)
+    space.store.free(run)
+    return len(handles)
 
 
 @pytest.mark.parametrize("disk", [False, True], ids=["host", "disk"])
@@ -276,10 +278,10 @@ def test_what_is_shared_is_never_written_to(model: Model, artifacts: list[Memory
     def contents() -> dict[object, str]:
         found = {}
         for name in list(space.store._table.index):
-            [handle] = space.store.match([name])
-            assert handle is not None
-            found[name] = hashlib.sha256(space.store.view(handle).numpy().tobytes()).hexdigest()
-            space.store.free(handle)
+            run, missing = space.store.match([name])
+            assert missing == []
+            found[name] = hashlib.sha256(space.store.view(space.store.handle(run)).numpy().tobytes()).hexdigest()
+            space.store.free(run)
         return found
 
     with Workspace(space) as memory:
