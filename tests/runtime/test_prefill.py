@@ -174,8 +174,7 @@ def test_nothing_but_rows_that_ran_is_written(oracle: Oracle) -> None:
 def test_heads_in_two_parts_equal_the_whole_layer(small: Oracle, global_heads: tuple[int, ...]) -> None:
     """Z = Z_L + Z_G: kept while capturing, and restored instead of run."""
     geometry, ids = small.geometry, ids_of(small)
-    local = tuple(head for head in range(geometry.heads_per_group) if head not in global_heads)
-    capture = Capture(local, range(geometry.num_layers - 1), stream_layer=3)
+    capture = Capture(global_heads, range(geometry.num_layers - 1), stream_layer=3)
     rows = torch.arange(LENGTH)
     with settled_as(small.run(LENGTH, 32)), torch.inference_mode():
         expected = every_row(small.model, ids)
