@@ -21,6 +21,8 @@ from redknot.latents.handles import DEVICE, HOST, PoolFullError
 from redknot.latents.policy import Eviction
 from redknot.latents.slots import Slots
 
+IN_DEVICE = 1 << DEVICE  # of ``StoredBlock.cached``
+
 
 class StoredBlock:
     """One block; ``device`` and ``host`` are slots, of which a live block has at least one."""
@@ -111,7 +113,7 @@ class BlockTable:
             assert slot is not None  # or it would not be in that policy
             slots.append(slot)
             victim.device = None
-            victim.cached &= ~(1 << DEVICE)
+            victim.cached ^= IN_DEVICE
             if victim.host is None and name is not None:  # as ``_forget`` does it
                 del index[name]
                 victim.name = None

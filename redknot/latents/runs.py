@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from redknot.latents.blocks import BlockTable, StoredBlock
+from redknot.latents.blocks import IN_DEVICE, BlockTable, StoredBlock
 from redknot.latents.content import Name
 from redknot.latents.handles import (
     DEVICE,
@@ -80,7 +80,7 @@ class RunTable(BlockTable):
             blocks.append(block)
             if block.refs:
                 block.refs += 1
-            elif block.cached == 1 << DEVICE:  # as ``hold`` does it
+            elif block.cached == IN_DEVICE:  # as ``hold`` does it
                 block.refs = 1
                 block.cached = 0
                 tell(block)
@@ -149,7 +149,7 @@ class RunTable(BlockTable):
                 self.release(block)
             else:  # as ``release`` does it
                 block.refs = 0
-                block.cached = 1 << DEVICE
+                block.cached = IN_DEVICE
                 add(block, block.cost)
         return len(held.blocks) - len(held.holes)
 
