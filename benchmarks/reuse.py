@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import io
 import json
-import os
 import statistics
 import tempfile
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from benchmarks._pagecache import drop_from_cache
 from benchmarks._paired import ratio
 from redknot.cli.main import main as redknot
 from redknot.nano.corpus import questions, write_corpus
@@ -38,16 +38,6 @@ def built(corpus: Path, model: Path, store: Path, profile: str) -> float:
         redknot(["build", str(corpus), "--model", str(model), "--store", str(store), "--profile", profile, "--json"])
     result = json.loads(out.getvalue())
     return float(result["seconds"] / result["built_tokens"])
-
-
-def drop_from_cache(folder: Path) -> None:
-    """Ask the system to forget the pages of every file, so that the next read goes to the disk."""
-    os.sync()
-    for path in folder.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
 
 
 def reusing(engine: Engine, segments: list[str]) -> Report:

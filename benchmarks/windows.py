@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import tempfile
 import time
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks._pagecache import drop_from_cache
 from benchmarks._paired import in_turns, ratio
 from redknot.artifact.certificate import CertificateDraft
 from redknot.artifact.identity import ModelIdentity
@@ -131,16 +131,6 @@ class Artifact:
         """End what was kept for hot uses."""
         for kept in self.kept:
             kept.close()
-
-
-def drop_from_cache(folder: Path) -> None:
-    """Ask the system to forget the pages of every file, so that the next read goes to the disk."""
-    os.sync()
-    for path in folder.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
 
 
 def measure(bench: Bench, rounds: int) -> list[dict[str, Any]]:
