@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from itertools import chain
 
-from redknot.config import LatentSettings
+from redknot.config import LATENT_BYTES, LatentSettings
+from redknot.errors import ConfigError
 from redknot.latents.arena import ALIGNMENT
 from redknot.latents.formats import FP32, round_up
 from redknot.latents.layout import ModelLayout, model_layout
@@ -50,6 +51,8 @@ def store_config(layout: ModelLayout, settings: LatentSettings) -> StoreConfig:
     pool, arena = settings.device_bytes, settings.arena_bytes
     if pool is None:
         pool = _POOL_REQUESTS * -(-longest // layout.block_tokens) * nbytes
+    if pool < nbytes:
+        raise ConfigError(f"{LATENT_BYTES} is {pool}; one block of this model takes {nbytes} bytes")
     if arena is None:
         arena = arena_bytes(layout, longest, 1, _ARENA_SEGMENTS)
     return StoreConfig(

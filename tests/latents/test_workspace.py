@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from redknot.config import LatentSettings
-from redknot.errors import StoreError
+from redknot.errors import ConfigError, StoreError
 from redknot.latents.handles import ArenaFullError, ForeignHandleError, PoolFullError, StaleHandleError
 from redknot.latents.paged import PagedRows, place
 from redknot.latents.segment import Segment
@@ -251,3 +251,8 @@ def test_blocks_cost_what_their_tokens_take_behind_those_before_them() -> None:
         found = [space.store._table.of(handle).cost for handle in segment.blocks.handles]
         assert found == [32**2, 7.0, 96**2 - 64**2]
     assert nan_space(g).block_cost(5) == 1.0
+
+
+def test_a_pool_without_room_for_a_block_names_the_variable() -> None:
+    with pytest.raises(ConfigError, match=r"REDKNOT_LATENT_BYTES is 10; one block of this model takes \d+ bytes"):
+        LatentSpace(geometry_of(next(iter(SHAPES))), LatentSettings(device_bytes=10))
