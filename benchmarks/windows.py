@@ -44,7 +44,7 @@ from redknot.runtime.identity import model_identity
 from redknot.runtime.library import Library
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import dense_session, prefill
-from redknot.runtime.reuse import Source, restored_session
+from redknot.runtime.restore import Source, restored_session
 from redknot.runtime.windows import rebuild_windows
 
 NAMESPACE = "bench"
@@ -116,7 +116,7 @@ class Artifact:
         """What a request does between its plan and its prefill; matching, and room for its own rows, not included."""
         model, tokens, counters = self.bench.model, len(self.bench.ids), Counters()
         needs = SHIPPED["turbo"].needs()
-        library = Library(store, self.bench.identity, model.geometry, NAMESPACE, needs, model.group.shard)
+        library = Library(store, self.bench.identity, model.geometry, (NAMESPACE,), needs, model.group.shard)
         library.refresh()
         run = KnownRun(self.certificate.artifact_id, 0, 0, tokens, tokens)
         started = self.bench.clock()

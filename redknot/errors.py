@@ -50,6 +50,7 @@ class DocumentReason(StrEnum):
     NOT_BUILT = "not_built"
     NOT_WORTH_IT = "not_worth_it"
     OTHER_NAMESPACE = "other_namespace"
+    EXACT_PREFIX = "exact_prefix"
 
 
 class RequestReason(StrEnum):
@@ -65,5 +66,6 @@ class RequestReason(StrEnum):
     IDENTITY_MISMATCH = "identity_mismatch"
     STALE_GENERATION = "stale_generation"
     RANK_DISAGREEMENT = "rank_disagreement"
+    SECTION_LATE = "section_late"
     STORE_UNAVAILABLE = "store_unavailable"
     UNSUPPORTED_MODEL = "unsupported_model"

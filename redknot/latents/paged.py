@@ -86,6 +86,28 @@ class Blocks:
         self.moves += 1
         self._shut.add(number)
 
+    def share(self, numbers: Sequence[int]) -> Run:
+        """A run of some of these blocks as they are now, for somebody else to hold; a write copies them first."""
+        run = self.store.share([self.handles[number] for number in numbers])
+        self._shut.update(numbers)
+        return run
+
+    def adopt(self, number: int, handle: Handle) -> None:
+        """Hold the block of somebody else's ``handle`` in the place of this one."""
+        self.uses[number] = Use.FOUND
+        self.replace(number, self.store.adopt(self.run, number, handle))
+
+    def grow(self, namespace: str, more: int) -> list[Handle]:
+        """Open ``more`` blocks behind the last, and return them; PoolFullError without room for them."""
+        self.store.open(self.run, namespace, more)
+        first = len(self.handles)
+        opened = [self.store.handle(self.run, number) for number in range(first, first + more)]
+        self.handles += opened
+        self.uses += [Use.FRESH] * more
+        self._offsets = None
+        self.moves += 1
+        return opened
+
     def free(self) -> None:
         """End the run; StaleHandleError when that was done before."""
         self.store.free(self.run)

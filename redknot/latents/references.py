@@ -77,6 +77,31 @@ class References:
             table.counters["forks"] += size
         return forked
 
+    def share(self, handles: Sequence[Handle]) -> Run:
+        """Another run of blocks that runs hold, in this order; to write to one takes ``writable`` from now on.
+
+        HandleError for a handle that may not be used as it was; nothing changes then.
+        """
+        table = self._table
+        with table.lock:
+            run = table.gather([table.at(handle) for handle in handles])
+            table.counters["forks"] += len(handles)
+        return run
+
+    def adopt(self, run: Run, number: int, handle: Handle) -> Handle:
+        """Let a run hold the block of another run in the place of its block ``number``; where that is.
+
+        HandleError for a handle that may not be used as it was; nothing changes then.
+        """
+        table = self._table
+        with table.lock:
+            block = table.at(handle)
+            table.handle(run, number)  # there is such a block
+            block.refs += 1  # it has one already, so that no policy knows it
+            table.put(table.held(run), number, block)
+            table.counters["forks"] += 1
+            return table.handle(run, number)
+
     def free(self, run: Run) -> None:
         """End a run, wherever its blocks are; HandleError when that was done before."""
         table = self._table

@@ -134,6 +134,12 @@ class RunTable(BlockTable):
                 block.refs += 1  # it has one already, so that no policy knows it
         return self.start(Held(forked, []))
 
+    def gather(self, blocks: Sequence[StoredBlock]) -> Run:
+        """Another run of blocks that have references."""
+        for block in blocks:
+            block.refs += 1  # it has one already, so that no policy knows it
+        return self.start(Held(list(blocks), []))
+
     def drop(self, run: Run) -> int:
         """End a run, its last block first; how many references that were."""
         held = self.runs.pop(run.serial, None)

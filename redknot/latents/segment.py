@@ -7,8 +7,10 @@ lies in the request, so nothing moves when a document appears somewhere else.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from redknot.latents.paged import Blocks, PagedRows
@@ -68,3 +70,24 @@ class Segment:
         if self.closed and self.length % ratio:
             count = count + (seen == self.length).long()
         return count
+
+
+def put_windows(segments: Sequence[Segment], lo: int, state: Tensor) -> None:
+    """Write window rows [layers, n, d] at request positions [lo, lo + n), as far as segments hold them."""
+    for segment, rows, part in _overlaps(segments, lo, lo + state.shape[1]):
+        for latents, values in zip(segment.layers, state, strict=True):
+            latents.window[rows] = values[part]
+
+
+def get_windows(segments: Sequence[Segment], lo: int, hi: int) -> Tensor:
+    """Window rows of request positions [lo, hi), all of which segments hold: [layers, n, d], copied."""
+    parts = [torch.stack([held.window[rows] for held in s.layers]) for s, rows, _ in _overlaps(segments, lo, hi)]
+    return torch.cat(parts, dim=1)
+
+
+def _overlaps(segments: Sequence[Segment], lo: int, hi: int) -> Iterator[tuple[Segment, slice, slice]]:
+    """The segments that hold some of positions [lo, hi): their rows, and which of the hi - lo these are."""
+    for segment in segments:
+        start, stop = max(lo, segment.first), min(hi, segment.stop)
+        if start < stop:
+            yield segment, slice(start - segment.first, stop - segment.first), slice(start - lo, stop - lo)

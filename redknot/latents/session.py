@@ -33,6 +33,9 @@ class Session:
     space: LatentSpace | None = None  # where its memory is from; None: segments without memory, to count positions
     tail_rows: dict[int, TailRows] = field(default_factory=dict)  # by layer: room for the longest tail
     tails: dict[int, CompressorTail] = field(default_factory=dict)  # by layer
+    # Request positions inside the next forward, or at its end, at which the tails are wanted too, and what it left.
+    boundaries: tuple[int, ...] = ()
+    boundary_tails: dict[int, dict[int, CompressorTail]] = field(default_factory=dict)  # by position and layer
 
     @property
     def length(self) -> int:
@@ -62,3 +65,9 @@ class Session:
         for into, rows in zip(kept, raw, strict=True):
             torch.index_select(rows, 0, index, out=into)
         self.tails[layer] = CompressorTail(positions, (kept[0], kept[1], kept[2], kept[3]))
+
+    def keep_boundary(self, layer: int, at: int, positions: Tensor, raw: Sequence[Tensor], index: Tensor) -> None:
+        """Copy a layer's tail as it is in front of position ``at``; the rest as of ``keep_tail``."""
+        kept = [rows[index] for rows in raw]
+        tail = CompressorTail(positions, (kept[0], kept[1], kept[2], kept[3]))
+        self.boundary_tails.setdefault(at, {})[layer] = tail

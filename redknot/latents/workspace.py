@@ -19,7 +19,7 @@ from torch import Tensor
 from redknot.config import LATENT_ARENA_BYTES
 from redknot.latents.content import caller_name
 from redknot.latents.formats import RegionName
-from redknot.latents.handles import ArenaFullError, Match, PoolFullError, Run
+from redknot.latents.handles import ArenaFullError, Handle, Match, PoolFullError, Run
 from redknot.latents.layout import ModelLayout
 from redknot.latents.paged import Blocks, PagedRows, Use
 from redknot.latents.segment import LayerLatents, Segment
@@ -71,15 +71,33 @@ class Workspace:
         data = self._arena_bytes(self.space.tail_bytes)
         return Session(list(segments), self.space, _tail_rows(data, self.space.layout))
 
-    def allocate(self, segment: Segment, capacity: int) -> None:
-        """Give a segment memory of its own for ``capacity`` tokens.
+    def allocate(
+        self, segment: Segment, capacity: int, *, tokens: int | None = None, shared: Sequence[Handle] = ()
+    ) -> None:
+        """Give a segment memory for ``capacity`` tokens.
 
-        PoolFullError or ArenaFullError when there is not so much; no block was taken for it then.
+        With ``tokens`` it has blocks for so many only, until it grows. Its first blocks are those of ``shared``, which
+        others hold too; the rest is its own. PoolFullError or ArenaFullError when there is not so much; no block was
+        taken for it then.
         """
         windows = self._windows(capacity)
-        blocks = self._blocks_of(capacity)
-        run = self._opened(self._store.match(()), blocks)
-        self._attach(segment, windows, run, [Use.FRESH] * blocks)
+        more = self._blocks_of(capacity if tokens is None else tokens) - len(shared)
+        run = self._opened(Match(self._store.share(shared), []), more)
+        self._attach(segment, windows, run, [Use.FOUND] * len(shared) + [Use.FRESH] * more)
+
+    def grow(self, segment: Segment, tokens: int) -> None:
+        """Let a segment have blocks for ``tokens`` tokens; PoolFullError, which changes nothing, without room."""
+        blocks = segment.blocks
+        assert blocks is not None  # it was allocated
+        more = self._blocks_of(tokens) - len(blocks.handles)
+        if more <= 0:
+            return
+        try:
+            opened = blocks.grow(self.namespace, more)
+        except PoolFullError:
+            raise self.space.pool_full(more, self._store.room()) from None
+        for handle in opened:
+            self.space.block(self._store.fill(handle))
 
     def find(self, segment: Segment, keys: Sequence[bytes]) -> list[int]:
         """Give a closed segment memory, its blocks being known by ``keys``; returns the numbers of those not found.

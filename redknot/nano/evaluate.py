@@ -34,7 +34,8 @@ from redknot.plan.rows import KnownRun
 from redknot.runtime.counters import Counters
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import dense_session, greedy, prefill
-from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restored_session, segmented_session
+from redknot.runtime.restore import Source, restored_session, segmented_session
+from redknot.runtime.reuse import choose_rows, prefill_reusing
 
 NO_DOCUMENTS = "no-documents"
 SEGMENT_GROUPED = "segment-grouped"

@@ -64,12 +64,14 @@ def make_plan(
     profile: Profile,
     geometry: Geometry,
     foreign: Collection[str] = (),
+    cached: int = 0,
 ) -> Plan:
     """Decide each match; with ``spans`` (the client's documents) a document is a span, else it is a match.
 
     ``foreign`` are the artifacts that spans name and this namespace does not have: whether another one has them is
     not told, and nothing of such a span is reused. The break-even rule: a run whose rows would all run again saves
     nothing and becomes new text, and so do all runs whose rows cannot save together what it costs to rank them.
+    The first ``cached`` tokens are in an exact prefix cache, which is better: no run begins in front of their end.
     """
     runs: list[KnownRun] = []
     decided: list[PlannedDocument] = []
@@ -77,12 +79,13 @@ def make_plan(
     for match in sorted(matches, key=lambda match: match.start):
         if any(span.start <= match.start < span.end for span in named):
             continue
-        run = KnownRun(match.artifact_id, match.start, match.doc_start, match.length, known[match.artifact_id].tokens)
-        reason = _refusal(run, total, known[match.artifact_id], profile, geometry)
-        if reason is None:
+        found = known[match.artifact_id]
+        run = _behind(cached, match, found.tokens, geometry.block_length)
+        reason = DocumentReason.EXACT_PREFIX if run is None else _refusal(run, total, found, profile, geometry)
+        if run is not None and reason is None:
             runs.append(run)
         decided.append(
-            PlannedDocument(match.artifact_id, match.start, match.length, reason, match.length, run.doc_length)
+            PlannedDocument(match.artifact_id, match.start, match.length, reason, match.length, found.tokens)
         )
     if not saves_more_than_its_probe(geometry, profile, runs, total):
         runs = []
@@ -90,6 +93,16 @@ def make_plan(
     if spans is not None:
         decided = [_spanned(span, decided, span in named, geometry) for span in spans]
     return Plan(total, tuple(runs), tuple(decided))
+
+
+def _behind(cached: int, match: Match, doc_length: int, block: int) -> KnownRun | None:
+    """The part of a match that begins on a block boundary of its document behind ``cached`` tokens of the request."""
+    skipped = -(-max(cached - match.start, 0) // block) * block
+    if skipped >= match.length:
+        return None
+    return KnownRun(
+        match.artifact_id, match.start + skipped, match.doc_start + skipped, match.length - skipped, doc_length
+    )
 
 
 def _spanned(span: Span, decided: Sequence[PlannedDocument], foreign: bool, geometry: Geometry) -> PlannedDocument:

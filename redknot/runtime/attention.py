@@ -112,6 +112,9 @@ def write_latents(scope: Scope, p: Projections, rows: RowSet, *, refresh: bool =
     scope.counters.entries_refreshed += len(plan.positions)
     for session, (index, positions) in zip(rows.sessions, plan.tails, strict=True):
         session.keep_tail(layer, positions, raw, index)
+    for session, boundaries in zip(rows.sessions, plan.boundaries, strict=True):
+        for at, index, positions in boundaries:
+            session.keep_boundary(layer, at, positions, raw, index)
 
 
 def _rows_plan(scope: Scope, rows: RowSet, tails: list[CompressorTail | None]) -> GroupPlan:

@@ -27,8 +27,13 @@ class Counters:
     entries_refreshed: int = 0
     expert_pairs: int = 0  # (row, routed expert) pairs that ran on this rank
     expert_pairs_native: int = 0  # and those that the native router chose, over all ranks
+    rows: dict[int, int] = field(default_factory=dict)  # layer -> rows of the request that left latents in it
     fan_out: dict[int, int] = field(default_factory=dict)  # experts per row -> rows
     cuts: list[tuple[Tensor, Tensor]] | None = None  # (positions, top-k cut margins) when a test asks for them
+
+    def add_rows(self, layer: int, rows: int) -> None:
+        """Rows that left their latents in a layer."""
+        self.rows[layer] = self.rows.get(layer, 0) + rows
 
     def add_product(self, rows: int, inner: int, columns: int) -> None:
         """A matrix product [rows, inner] x [inner, columns]."""

@@ -17,9 +17,12 @@ from redknot.plan.rows import KnownRun
 from redknot.runtime.library import Library, Refused
 
 
-def plan_request(library: Library, profile: Profile, token_ids: Tensor, spans: Sequence[Span] | None) -> Plan:
+def plan_request(
+    library: Library, profile: Profile, token_ids: Tensor, spans: Sequence[Span] | None, cached: int = 0
+) -> Plan:
     """The plan of a request [n] against an up-to-date library; ``spans`` None searches all of it for documents.
 
+    Nothing is reused of the first ``cached`` tokens.
     Raises Refused when the store cannot be read or nothing can be reused.
     """
     tokens = token_ids.numpy().astype(np.int32)
@@ -30,7 +33,7 @@ def plan_request(library: Library, profile: Profile, token_ids: Tensor, spans: S
     else:
         ours = [(span.start, span.end) for span in spans if span.artifact_id not in foreign]
         matches = match_spans(tokens, ours, library.index)
-    return make_plan(len(tokens), matches, spans, library.known, profile, library.geometry, foreign)
+    return make_plan(len(tokens), matches, spans, library.known, profile, library.geometry, foreign, cached)
 
 
 def check_profile(profile: Profile, geometry: Geometry) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,6 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from redknot.artifact.loaded import LoadedArtifact
 from redknot.artifact.store import ArtifactStore
 from redknot.comm.group import Group, OneProcess
 from redknot.config import load_settings
@@ -26,19 +25,19 @@ from redknot.model.checkpoint import load_model
 from redknot.model.profile import Profile, Treatment, load_profile
 from redknot.model.tokenizer import load_tokenizer
 from redknot.plan.planner import Span
-from redknot.plan.windows import ends
+from redknot.runtime.agreement import Agreement
 from redknot.runtime.counters import Counters
-from redknot.runtime.decision import check_profile, fingerprint, plan_request
 from redknot.runtime.identity import model_identity
-from redknot.runtime.ledger import bounds, ledgers, recompute_flops, recompute_row_layers
+from redknot.runtime.ledger import recompute_flops, recompute_row_layers
 from redknot.runtime.library import Library, Refused
 from redknot.runtime.metrics import Metrics
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import dense_session, greedy, prefill
 from redknot.runtime.progress import Request
-from redknot.runtime.report import Report, document_reports
+from redknot.runtime.report import Report, make_report
 from redknot.runtime.request import REUSE_MODES, Text, read_length, read_request
-from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restored_session, segmented_session
+from redknot.runtime.restore import Source, restored_session, segmented_session
+from redknot.runtime.reuse import choose_rows, prefill_reusing
 from redknot.runtime.windows import rebuild_windows
 
 _log = logging.getLogger(__name__)
@@ -94,25 +93,26 @@ class Engine:
         self.metrics.watch_books(self.latents.store.books)
         self._namespace = namespace
         self._one_at_a_time = threading.Lock()
-        self._library: Library | None = None
-        self._no_library = "no store was given"  # why, while there is none
+        library, unavailable = None, "no store was given"
         if store is not None:
-            self._open(checkpoint, Path(store), namespace)
+            library, unavailable = self._open(checkpoint, Path(store), namespace)
+        self._agreement = Agreement(library, unavailable, self.profile, group, self.metrics)
 
-    def _open(self, checkpoint: Path, store: Path, namespace: str) -> None:
+    def _open(self, checkpoint: Path, store: Path, namespace: str) -> tuple[Library | None, str]:
+        """The documents of a store, or None and why there are none."""
         geometry = self.model.geometry
         try:
             opened = ArtifactStore(store)
         except StoreError as error:
-            self._no_library = str(error)
             _log.warning("every request will run dense: %s", error)
-            return
+            return None, str(error)
         identity = model_identity(checkpoint, geometry, DTYPE, load_settings().cache_dir)
         shard = self.model.group.shard
-        self._library = Library(opened, identity, geometry, namespace, self.profile.needs(), shard)
-        counts = self._library.index.counters
+        library = Library(opened, identity, geometry, (namespace,), self.profile.needs(), shard)
+        counts = library.index.counters
         self.metrics.watch("store", lambda: opened.counters)
         self.metrics.watch("index", lambda: counts)
+        return library, ""
 
     def generate(
         self,
@@ -144,6 +144,11 @@ class Engine:
             request = Request(torch.tensor(ids, dtype=torch.int64), found, started, memory)
             return self._answer(request, reuse, room, stop_at_eos)
 
+    @property
+    def library(self) -> Library | None:
+        """The documents it knows; None without a store that can be read."""
+        return self._agreement.library
+
     def check_books(self) -> list[str]:
         """Recount the latent store: every difference from its books, one line each; none when they balance."""
         return self.latents.store.recount()
@@ -158,7 +163,7 @@ class Engine:
         logits, session = self._first_logits(request, reuse, room)
         first = int(logits.argmax())
         request.wall["ttft_request_s"] = time.perf_counter() - request.started
-        report = self._report(request)
+        report = make_report(self.model, self.profile, request)
         for document in report.documents:
             if document.reason is not None:
                 _log.info("document at token %d is new text: %s", document.start, document.reason)
@@ -187,54 +192,15 @@ class Engine:
         return logits, session
 
     def _agreed_sources(self, request: Request) -> list[Source]:
-        """What to reuse, the same on every rank; else the request has its reason.
-
-        Every rank votes before anything that only a reusing request does, on what exactly it would read: ranks
-        that see the store at different moments may each be sure of another plan.
-        """
+        """What to reuse, the same on every rank; else the request has its reason."""
         sources: list[Source] = []
         try:
-            sources = self._sources(request)
+            self._agreement.plan(request)
+            sources = self._agreement.sources(request)
         except Refused as refused:
             request.refuse(refused.reason, refused.detail)
-        group = self.model.group
-        total = int(group.all_reduce(torch.tensor([request.vote])).item())
-        if not group.all_agree(request.reason is None and total == request.vote * group.shard.world):
-            request.refuse(RequestReason.RANK_DISAGREEMENT, "the ranks could not certify the same reuse")
+        self._agreement.vote(request)
         return sources
-
-    def _sources(self, request: Request) -> list[Source]:
-        """Match, plan and certify; raises Refused with the reason to run dense."""
-        if self._library is None:
-            raise Refused(RequestReason.STORE_UNAVAILABLE, self._no_library)
-        check_profile(self.profile, self.model.geometry)
-        library = self._library
-        library.refresh()
-        request.plan = plan = plan_request(library, self.profile, request.token_ids, request.spans)
-        request.wall["match_s"] = time.perf_counter() - request.started
-        if not plan.runs:
-            raise Refused(RequestReason.NOTHING_TO_REUSE, "no document of the request can be reused")
-        artifacts: dict[str, LoadedArtifact] = {}
-        for found, stops in ends(plan.runs).items():
-            artifacts[found] = self._certified(library, found, stops)
-            request.certified += 1
-        digests = {artifact_id: artifact.certificate.digest for artifact_id, artifact in artifacts.items()}
-        request.vote = fingerprint([(run, digests[run.artifact_id]) for run in plan.runs])
-        request.wall["certify_s"] = time.perf_counter() - request.started - request.wall["match_s"]
-        return [
-            Source(run, artifacts[run.artifact_id], bytes.fromhex(digests[run.artifact_id]), library.rebuild(run))
-            for run in plan.runs
-        ]
-
-    def _certified(self, library: Library, artifact_id: str, stops: Collection[int]) -> LoadedArtifact:
-        """One artifact, its certificate counted."""
-        try:
-            artifact = library.certified(artifact_id, stops)
-        except Refused as refused:
-            self.metrics.certificate(refused.reason)
-            raise
-        self.metrics.certificate(None)
-        return artifact
 
     def _reusing(self, request: Request, sources: list[Source], room: int) -> tuple[Tensor, Session] | None:
         """First logits by reuse; None when the profile's shares leave no row to skip, or none was skipped."""
@@ -265,31 +231,6 @@ class Engine:
             request.refuse(RequestReason.NOTHING_TO_REUSE, f"profile {self.profile.name} ran every row again")
             return None
         return logits, session
-
-    def _report(self, request: Request) -> Report:
-        assert request.workspace is not None
-        rows = request.rows if request.reason is None else None  # those of a reusing prefill
-        documents = document_reports(request.plan, rows)
-        total = len(request.token_ids)
-        return Report(
-            arm="dense" if rows is None else "reuse",
-            profile=self.profile.name,
-            profile_digest=self.profile.digest(),
-            reason=request.reason,
-            detail=request.detail,
-            prompt_tokens=total,
-            reused_tokens=sum(document.reused for document in documents),
-            certified=request.certified,
-            documents=documents,
-            counters=request.counters,
-            ledgers=ledgers(
-                self.model.geometry, self.profile, total, request.counters, request.wall, self.model.group.shard
-            ),
-            bounds=None if rows is None else bounds(self.model.geometry, self.profile, rows),
-            latents=request.workspace.held(),
-            ttft_forward_s=request.wall["ttft_forward_s"],
-            ttft_request_s=request.wall["ttft_request_s"],
-        )
 
     def __enter__(self) -> Engine:
         return self

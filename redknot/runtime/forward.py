@@ -100,6 +100,8 @@ def _layer(
     x, mixing = enter(weights.attn_hc, streams, geometry)
     p = project(scope, rms_norm(x, weights.attn_norm, geometry.norm_eps))
     write_latents(scope, p, rows, refresh=stage.refresh)
+    if stage.refresh:  # else they ran for windows alone, which is counted there
+        counters.add_rows(layer, rows.size)
     if go_on is not None:
         rows, tokens, p, split = _only(rows, go_on), tokens[go_on], p.of(go_on), _still(split, go_on)
         streams, mixing = streams[go_on], mixing.of(go_on)

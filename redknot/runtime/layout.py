@@ -55,6 +55,7 @@ class GroupPlan:
     positions: Tensor  # [g] frame position of each group's first row
     targets: tuple[tuple[Segment, Tensor], ...]  # segments in order of the groups, entry rows [g of the segment]
     tails: tuple[tuple[Tensor, Tensor], ...]  # per session: the last rows, for groups still open; their positions
+    boundaries: tuple[tuple[tuple[int, Tensor, Tensor], ...], ...]  # per session: the same in front of a position
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def group_plan(rows: RowSet, ratio: int, overlap: bool, tails: list[Tensor]) -> 
     that ran: all its rows, and with ``overlap`` the group before it too, unless it opens its segment; then the
     overlap is what the segment before left open or whole, if its last row ran in this request, else none.
     """
-    own, before, positions, targets, kept_rows = [], [], [], [], []
+    own, before, positions, targets, kept_rows, at_boundaries = [], [], [], [], [], []
     base, row = 0, sum(len(tail) for tail in tails)
     for session, tail, fresh in zip(rows.sessions, tails, rows.positions, strict=True):
         index = _position_index(session, tail, fresh, base, row)
@@ -136,14 +137,24 @@ def group_plan(rows: RowSet, ratio: int, overlap: bool, tails: list[Tensor]) -> 
             kept = groups[whole]
             positions.append(segment.start + kept * ratio)
             targets.append((segment, kept))
-        last = torch.cat((tail, fresh))[-ratio * (2 if overlap else 1) :]
+        ran, longest = torch.cat((tail, fresh)), ratio * (2 if overlap else 1)
+        last = ran[-longest:]
         kept_rows.append((index[last], last))
+        in_front = [(at, ran[ran < at][-longest:]) for at in session.boundaries]
+        at_boundaries.append(tuple((at, index[rows], rows) for at, rows in in_front))
         base += len(tail)
         row += len(fresh)
     if not own:
         empty = torch.empty(0, ratio, dtype=torch.int64)
-        return GroupPlan(empty, empty, empty[:, 0], (), tuple(kept_rows))
-    return GroupPlan(torch.cat(own), torch.cat(before), torch.cat(positions), tuple(targets), tuple(kept_rows))
+        return GroupPlan(empty, empty, empty[:, 0], (), tuple(kept_rows), tuple(at_boundaries))
+    return GroupPlan(
+        torch.cat(own),
+        torch.cat(before),
+        torch.cat(positions),
+        tuple(targets),
+        tuple(kept_rows),
+        tuple(at_boundaries),
+    )
 
 
 def _position_index(session: Session, tail: Tensor, fresh: Tensor, base: int, row: int) -> Tensor:

@@ -88,23 +88,27 @@ def ledgers(
     counters: Counters,
     wall: Mapping[str, float],
     shard: Shard = SINGLE,
+    cached: int = 0,
 ) -> Ledgers:
     """The ledgers of a prefill of ``tokens`` tokens that ``counters`` (of rank ``shard``, without decode) saw.
+
+    The first ``cached`` tokens came from a prefix cache: neither arm runs them, so that they are nobody's saving.
 
     Of a dense run any profile gives zeros. Rows are the same on every rank; FLOPs are this rank's.
     """
     layers, heads = geometry.num_layers, geometry.num_heads
-    skipped = recompute_row_layers(geometry, tokens) - counters.row_layers
+    skipped = recompute_row_layers(geometry, tokens - cached) - counters.row_layers
     middle, missing = skipped_layers(geometry, profile)
     # Every skipped row is missing from the same layers, so the middle's part of them is a fixed fraction. What ran
     # again for window rows comes off the middle, where some of it ran.
     again = counters.window_row_layers
     in_middle = (skipped + again) * middle // missing - again if missing else 0
     local = heads - len(profile.global_heads) * geometry.o_groups
-    flops = recompute_flops(geometry, tokens, shard)
+    flops = recompute_flops(geometry, tokens, shard, cached)
+    ran = tokens - cached
     return Ledgers(
-        head_rows=Saving(local * (in_middle + counters.split_row_layers), layers * tokens * heads),
-        token_rows=Saving(skipped, layers * tokens),
+        head_rows=Saving(local * (in_middle + counters.split_row_layers), layers * ran * heads),
+        token_rows=Saving(skipped, layers * ran),
         arithmetic=Saving(flops - counters.flops, flops),
         wall_clock=dict(wall),
     )
@@ -137,37 +141,40 @@ def recompute_row_layers(geometry: Geometry, tokens: int) -> int:
     return (geometry.num_layers - 1) * tokens + min(tokens, 1)
 
 
-def recompute_flops(geometry: Geometry, tokens: int, shard: Shard = SINGLE) -> int:
+def recompute_flops(geometry: Geometry, tokens: int, shard: Shard = SINGLE, cached: int = 0) -> int:
     """FLOPs that ``Counters.flops`` shows after a native dense prefill of ``tokens`` tokens, in closed form.
+
+    Of these the first ``cached`` are there already, so that only the rows behind them run.
 
     What counts: matrix products of rows that run, attention over visible pairs, indexer products of rows that see
     more entries than they may keep, one key's worth for each merge of two parts. Elementwise work does not.
     With several ranks, which routed experts a rank runs depends on the text: an even share is taken, so the sum
     over ranks is what counts to rounding.
     """
-    rows = min(tokens, 1)
+    ran = tokens - cached
+    rows = min(ran, 1)
     total = sum(
-        count * _layer_flops(geometry, kind, shard, tokens, tokens)
+        count * _layer_flops(geometry, kind, shard, tokens, ran, ran)
         for kind, count in Counter(geometry.kinds[:-1]).items()
     )
-    total += _layer_flops(geometry, geometry.kinds[-1], shard, tokens, rows)
+    total += _layer_flops(geometry, geometry.kinds[-1], shard, tokens, ran, rows)
     hc, hidden = geometry.hc_mult, geometry.hidden_size
     return total + 2 * rows * hidden * (hc * (hc + 1) + geometry.vocab_size)
 
 
-def _layer_flops(geometry: Geometry, kind: LayerKind, shard: Shard, tokens: int, rows: int) -> int:
-    """One layer over ``tokens`` rows, of which the last ``rows`` go on to attention and experts."""
+def _layer_flops(geometry: Geometry, kind: LayerKind, shard: Shard, tokens: int, ran: int, rows: int) -> int:
+    """One layer over the last ``ran`` of ``tokens`` rows, of which the last ``rows`` go on to attention and experts."""
     g, hc, hidden = geometry, geometry.hc_mult, geometry.hidden_size
     groups = _own(shard, g.o_groups)
     heads = groups * g.heads_per_group
-    flops = 2 * tokens * hidden * _input_width(g, kind)
+    flops = 2 * ran * hidden * _input_width(g, kind)
     flops += 2 * rows * heads * g.head_dim * (g.q_lora_rank + g.o_lora_rank)
     flops += 2 * rows * groups * g.o_lora_rank * hidden
     flops += 4 * heads * g.head_dim * _attended(g, kind, tokens, rows)
     if kind is LayerKind.CSA:
         choosing, scored = _scored(g, tokens, rows)
         flops += 2 * g.index_heads * (choosing * g.q_lora_rank * g.index_head_dim + scored * (g.index_head_dim + 1))
-    flops += 2 * hc * hidden * ((tokens + rows) * (hc * (hc + 2) + 1) + 2 * rows * (hc + 1))
+    flops += 2 * hc * hidden * ((ran + rows) * (hc * (hc + 2) + 1) + 2 * rows * (hc + 1))
     flops += 2 * rows * hidden * g.num_experts
     flops += 6 * rows * hidden * _own(shard, g.expert_width * g.num_shared_experts)
     routed = 6 * rows * g.experts_per_token * hidden * g.expert_width

@@ -40,12 +40,12 @@ class Refused(Exception):
 
 @dataclass
 class Library:
-    """Known documents of one model identity and namespace."""
+    """Known documents of one model identity, in the namespaces that a request may see: its own first."""
 
     store: ArtifactStore
     identity: ModelIdentity
     geometry: Geometry
-    namespace: str
+    namespaces: tuple[str, ...]
     needs: tuple[str, ...]
     shard: Shard
     index: TokenIndex = field(init=False)
@@ -67,8 +67,11 @@ class Library:
             if revision == self._revision:
                 return
             world, known = self.shard.world, self._rows
-            rows = self.store.tokens(self.namespace, self.identity, needs=self.needs, world=world, known=known)
-            fresh = {row.artifact.artifact_id: row for row in rows}
+            fresh = {
+                row.artifact.artifact_id: row
+                for namespace in self.namespaces
+                for row in self.store.tokens(namespace, self.identity, needs=self.needs, world=world, known=known)
+            }
             for gone in self._rows.keys() - fresh.keys():
                 self.index.remove(gone)
             for artifact_id in fresh.keys() - self._rows.keys():
@@ -82,8 +85,8 @@ class Library:
             raise Refused(RequestReason.STORE_UNAVAILABLE, str(error)) from error
 
     def _explain_empty(self) -> None:
-        """Name what differs when every artifact of the namespace belongs to another model."""
-        others = self.store.identities(self.namespace)
+        """Name what differs when every artifact of the namespaces belongs to another model."""
+        others = [other for namespace in self.namespaces for other in self.store.identities(namespace)]
         if not others:
             return
         fields = min((differences(self.identity, other) for other in others), key=len)
@@ -95,14 +98,20 @@ class Library:
         raise Refused(reason, f"the store's artifacts belong to another model: {', '.join(fields)} differ")
 
     def owns(self, artifact_id: str) -> bool:
-        """Whether this namespace has such an artifact, usable or not; what other namespaces have is never looked at.
+        """Whether these namespaces have such an artifact, usable or not; what others have is never looked at.
 
         Raises Refused when the store cannot be read.
         """
         try:
-            return artifact_id in self._rows or self.store.catalogue.row(artifact_id, self.namespace) is not None
+            if artifact_id in self._rows:
+                return True
+            return any(self.store.catalogue.row(artifact_id, namespace) for namespace in self.namespaces)
         except StoreError as error:
             raise Refused(RequestReason.STORE_UNAVAILABLE, str(error)) from error
+
+    def generation(self, artifact_id: str) -> int:
+        """The generation of an artifact that the index knows."""
+        return self._rows[artifact_id].artifact.generation
 
     def certified(self, artifact_id: str, stops: Collection[int]) -> LoadedArtifact:
         """An artifact whose certificate holds and whose every section this rank reads has been verified.
@@ -111,13 +120,13 @@ class Library:
         """
         row = self._rows[artifact_id]
         try:
-            artifact = self.store.load(artifact_id, self.namespace)
+            artifact = self.store.load(artifact_id, row.artifact.namespace)
             world = self.shard.world
             held = artifact.certificate.needs
             begins = {checkpoint_before(self.geometry, stored_windows(held), stop) for stop in stops}
             specs = read_specs(self.geometry, len(row.token_ids), self.needs, held, world, begins)
             expected = Expected(
-                namespace=self.namespace,
+                namespace=row.artifact.namespace,
                 model=self.identity,
                 token_hash=row.artifact.token_hash,  # the index holds tokens that match it
                 needs=self.needs,

@@ -117,6 +117,7 @@ class Metrics:
             "Requests that required reuse and were refused instead of answered, by reason.",
             "reason",
         )
+        self._failures = self._counter("request_failures", "Requests that failed inside the engine.")
         self._documents = self._counter("documents", "Documents of requests: reused, or why not.", "outcome")
         self._document_tokens = self._counter("document_tokens", "Tokens of documents, by what was done.", "treatment")
         self._validated = self._counter("certificates_validated", "Certificates that held.")
@@ -170,6 +171,10 @@ class Metrics:
     def refused(self, reason: RequestReason) -> None:
         """Count one request that required reuse and got no answer; it is in no other count of requests."""
         self._requests_refused.labels(reason.value).inc()
+
+    def failed(self) -> None:
+        """Count one request that got an error instead of an answer."""
+        self._failures.inc()
 
     def certificate(self, refused: RequestReason | None) -> None:
         """Count one certificate that was checked: it held, or the reason it did not."""

@@ -7,10 +7,13 @@ from typing import Any
 
 from redknot.errors import DocumentReason, RequestReason
 from redknot.latents.workspace import Held
+from redknot.model.profile import Profile
 from redknot.plan.planner import Plan
 from redknot.plan.rows import Rows
 from redknot.runtime.counters import Counters
-from redknot.runtime.ledger import Bounds, Ledgers
+from redknot.runtime.ledger import Bounds, Ledgers, bounds, ledgers
+from redknot.runtime.model import Model
+from redknot.runtime.progress import Request
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class DocumentReport:
     length: int
     reused: int  # rows read from the artifact in the middle layers
     recomputed: int
+    cached: int  # rows that a prefix cache had
     reason: DocumentReason | None
     matched: int  # tokens found equal to the artifact's document, 0 without one
     artifact_tokens: int | None  # of that whole document
@@ -41,7 +45,9 @@ class Report:
     reason: RequestReason | None  # why the request ran dense; None when it reused
     detail: str  # one line for people, e.g. the differing identity fields
     prompt_tokens: int
+    cached_tokens: int  # of these, at the start, what a prefix cache had
     reused_tokens: int
+    forwarded_rows: int  # that ran in the middle layers: of the prompt, what is neither cached nor reused
     certified: int  # artifacts whose certificates were validated for this request; a refused one is the reason
     documents: tuple[DocumentReport, ...]
     counters: Counters
@@ -66,20 +72,52 @@ class Report:
         return out
 
 
-def document_reports(plan: Plan | None, rows: Rows | None) -> tuple[DocumentReport, ...]:
-    """Each document of a plan with the rows that did not run and those that did; without ``rows`` all of them ran."""
+def make_report(model: Model, profile: Profile, request: Request, cached: int = 0) -> Report:
+    """The report of a request whose prefill has ended; a prefix cache had its first ``cached`` rows."""
+    assert request.workspace is not None
+    geometry, shard, ran = model.geometry, model.group.shard, request.counters
+    rows = request.rows if request.reason is None else None  # those of a reusing prefill
+    documents = document_reports(request.plan, rows, cached)
+    total = len(request.token_ids)
+    return Report(
+        arm="dense" if rows is None else "reuse",
+        profile=profile.name,
+        profile_digest=profile.digest(),
+        reason=request.reason,
+        detail=request.detail,
+        prompt_tokens=total,
+        cached_tokens=cached,
+        reused_tokens=sum(document.reused for document in documents),
+        forwarded_rows=ran.rows.get(profile.fence_layers, 0),
+        certified=request.certified,
+        documents=documents,
+        counters=ran,
+        ledgers=ledgers(geometry, profile, total, ran, request.wall, shard, cached),
+        bounds=None if rows is None else bounds(geometry, profile, rows),
+        latents=request.workspace.held(),
+        ttft_forward_s=request.wall["ttft_forward_s"],
+        ttft_request_s=request.wall["ttft_request_s"],
+    )
+
+
+def document_reports(plan: Plan | None, rows: Rows | None, cached: int = 0) -> tuple[DocumentReport, ...]:
+    """Each document of a plan with the rows that did not run and those that did; without ``rows`` all of them ran.
+
+    The first ``cached`` rows of the request were in a prefix cache.
+    """
     out = []
     for document in plan.documents if plan is not None else ():
-        running = document.length
-        if rows is not None:
-            running = int(rows.running[document.start : document.start + document.length].sum())
+        stop = document.start + document.length
+        start = min(max(document.start, cached), stop)
+        running = stop - start if rows is None else int(rows.running[start:stop].sum())
         out.append(
             DocumentReport(
                 document.artifact_id,
                 document.start,
                 document.length,
-                document.length - running,
+                stop - start - running,
                 running,
+                start - document.start,
                 document.reason,
                 document.matched,
                 document.artifact_tokens,

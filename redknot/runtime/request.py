@@ -32,15 +32,24 @@ def read_request(
         raise InputError("give exactly one of prompt, token_ids and segments")
     if spans is not None and token_ids is None:
         raise InputError("spans count positions of token_ids; give token_ids, or segments without spans")
+    if token_ids is not None:
+        return read_ids(geometry, token_ids, spans, room)
     found: list[Span] | None = None
     bos = [] if geometry.bos_token_id is None else [geometry.bos_token_id]
     if segments is not None:
         ids, found = _join(segments, tokenizer, geometry, bos)
-    elif prompt is not None:
-        ids = [*bos, *_encode(prompt, "prompt", tokenizer, geometry)]
     else:
-        ids = _plain(token_ids if token_ids is not None else (), "token_ids")
-        found = None if spans is None else _checked(spans, len(ids))
+        ids = [*bos, *_encode(prompt, "prompt", tokenizer, geometry)]
+    _check_ids(ids, geometry, room)
+    return ids, found
+
+
+def read_ids(
+    geometry: Geometry, token_ids: Sequence[int], spans: Sequence[Span | tuple[int, int]] | None, room: int
+) -> tuple[list[int], list[Span] | None]:
+    """As ``read_request``, of a request that is given as token ids."""
+    ids = _plain(token_ids, "token_ids")
+    found = None if spans is None else _checked(spans, len(ids))
     _check_ids(ids, geometry, room)
     return ids, found
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from redknot.artifact.sections import checkpoint_section
-from redknot.latents.segment import Segment
+from redknot.latents.segment import Segment, get_windows, put_windows
 from redknot.latents.session import Session
 from redknot.latents.states import State
 from redknot.latents.workspace import Workspace
@@ -27,7 +27,7 @@ from redknot.runtime.forward import Stage, forward
 from redknot.runtime.layout import RowSet
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import CHUNK_ROWS
-from redknot.runtime.reuse import Source, restore_blocks
+from redknot.runtime.restore import Source, restore_blocks
 
 _WINDOWS = b"windows"  # in a state's key, behind its artifact's; blocks of the artifact are numbered there
 
@@ -80,7 +80,7 @@ class _Rebuilding:
         else:
             with Workspace(self.memory.space, self.memory.namespace) as scratch:
                 state = self._found_or_computed(scratch, counters, chunk)
-        _put([self.segment], self.segment.stop - state.shape[1], state)
+        put_windows([self.segment], self.segment.stop - state.shape[1], state)
 
     def _checkpoint(self) -> Tensor:
         return self.source.sections.section(checkpoint_section(self.plan.checkpoint))
@@ -104,13 +104,15 @@ class _Rebuilding:
         plan, before = self.plan, counters.row_layers
         segments = self._frame(scratch)
         if plan.checkpoint:
-            _put(segments, plan.checkpoint - min(plan.checkpoint, self.model.geometry.window), self._checkpoint())
+            put_windows(
+                segments, plan.checkpoint - min(plan.checkpoint, self.model.geometry.window), self._checkpoint()
+            )
         session = Session(segments, self.memory.space)
         for lo in range(plan.first[0], plan.stop, chunk):
             forward(self.model, list(self._stages(session, lo, min(lo + chunk, plan.stop))), counters)
         counters.window_rows += plan.rows
         counters.window_row_layers += counters.row_layers - before
-        return _get(segments, plan.stop - self.shape[1], plan.stop)
+        return get_windows(segments, plan.stop - self.shape[1], plan.stop)
 
     def _frame(self, scratch: Workspace) -> list[Segment]:
         """The document up to ``stop`` in its own frame: what lies in front of the run, and the run where it lies."""
@@ -140,24 +142,3 @@ class _Rebuilding:
                 go_on=torch.arange(min(above, hi) - start, hi - start),
                 refresh=False,
             )
-
-
-def _overlaps(segments: Sequence[Segment], lo: int, hi: int) -> Iterator[tuple[Segment, slice, slice]]:
-    """The segments that hold some of positions [lo, hi): their rows, and which of the hi - lo these are."""
-    for segment in segments:
-        start, stop = max(lo, segment.first), min(hi, segment.stop)
-        if start < stop:
-            yield segment, slice(start - segment.first, stop - segment.first), slice(start - lo, stop - lo)
-
-
-def _put(segments: Sequence[Segment], lo: int, state: Tensor) -> None:
-    """Write window rows [layers, n, d] at positions [lo, lo + n), as far as segments hold them."""
-    for segment, rows, part in _overlaps(segments, lo, lo + state.shape[1]):
-        for latents, values in zip(segment.layers, state, strict=True):
-            latents.window[rows] = values[part]
-
-
-def _get(segments: Sequence[Segment], lo: int, hi: int) -> Tensor:
-    """Window rows of positions [lo, hi): [layers, n, d], copied."""
-    parts = [torch.stack([held.window[rows] for held in s.layers]) for s, rows, _ in _overlaps(segments, lo, hi)]
-    return torch.cat(parts, dim=1)

@@ -21,9 +21,9 @@ def _scenario(group: TorchGroup, jobs: dict[str, Any], scenario: dict[str, Any])
     store = scenario["stores"][group.shard.rank]
     engine = Engine(jobs["checkpoint"], store, scenario["profile"], group=group)
     if scenario.get("slow") == group.shard.rank:
-        assert engine._library is not None
-        native = engine._library.certified
-        engine._library.certified = lambda *asked: time.sleep(1) or native(*asked)  # type: ignore[method-assign,func-returns-value]
+        assert engine.library is not None
+        native = engine.library.certified
+        engine.library.certified = lambda *asked: time.sleep(1) or native(*asked)  # type: ignore[method-assign,func-returns-value]
     answers = []
     for segments in scenario["requests"]:
         result = engine.generate(segments=segments, max_new_tokens=4)

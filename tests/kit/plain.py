@@ -17,7 +17,8 @@ from redknot.latents.session import CompressorTail, Session
 from redknot.latents.space import LatentSpace
 from redknot.model.geometry import Geometry, LayerKind
 from redknot.runtime import attention
-from redknot.runtime.reuse import Source, _cut
+from redknot.runtime.restore import Source
+from redknot.runtime.reuse import _cut
 from tests.kit.memory import NAN
 
 

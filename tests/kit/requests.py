@@ -34,7 +34,7 @@ from redknot.plan.windows import Rebuild, window_plan
 from redknot.runtime.counters import Counters
 from redknot.runtime.identity import model_identity
 from redknot.runtime.model import Model
-from redknot.runtime.reuse import Source, restored_session
+from redknot.runtime.restore import Source, restored_session
 from redknot.runtime.windows import rebuild_windows
 from tests.kit.memory import nan_memory
 

@@ -357,7 +357,7 @@ def test_documents_published_while_serving_are_found(served, tmp_path):
         return [d.reason for d in engine.generate(segments=segments, max_new_tokens=1).report.documents]
 
     assert reasons() == [None, DocumentReason.NO_MATCH]
-    library = engine._library
+    library = engine.library
     assert library is not None
     known = library.known
     assert reasons() == [None, DocumentReason.NO_MATCH]
@@ -413,7 +413,7 @@ def test_certificates_are_counted_once_per_request_and_artifact(served):
 
 def test_counts_of_the_store_and_of_the_index_are_scraped(served):
     engine = Engine(served.checkpoint, served.store)
-    library = engine._library
+    library = engine.library
     assert library is not None
     assert samples(engine.metrics)["redknot_store_loads_total"] == 0
     engine.generate(segments=[*served.documents[:2], QUESTION], max_new_tokens=1)

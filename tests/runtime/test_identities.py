@@ -25,14 +25,8 @@ from redknot.runtime.counters import Counters
 from redknot.runtime.forward import forward
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import decode, dense_session, prefill
-from redknot.runtime.reuse import (
-    Source,
-    _Stages,
-    choose_rows,
-    prefill_reusing,
-    restored_session,
-    segmented_session,
-)
+from redknot.runtime.restore import Source, restored_session, segmented_session
+from redknot.runtime.reuse import Stages, choose_rows, prefill_reusing
 from tests.kit.memory import nan_memory
 from tests.kit.naive import naive_forward
 from tests.kit.requests import (
@@ -316,7 +310,7 @@ def test_a_whole_request_further_on_is_the_same(model, artifacts, name, offset):
     session.segments[0] = Segment(offset, 0, 9, closed=True)  # nothing is in front of the request
     memory.allocate(session.segments[0], 9)
     moved = Rows(offset + len(ids), torch.cat((blank, rows.protected)), torch.cat((blank, rows.active)))
-    stages = _Stages(model, session, sources, moved, torch.cat((blank.long(), ids)), profile)
+    stages = Stages(model, session, sources, moved, torch.cat((blank.long(), ids)), profile)
     with torch.inference_mode():
         found = forward(model, stages.of(offset, offset + len(ids)), Counters())[-1]
     assert widest(found, expected) <= EXACT

@@ -22,7 +22,8 @@ from redknot.runtime import reuse
 from redknot.runtime.counters import Counters
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import decode, prefill
-from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restored_session, segmented_session
+from redknot.runtime.restore import Source, restored_session, segmented_session
+from redknot.runtime.reuse import choose_rows, prefill_reusing
 from tests.kit.memory import nan_space
 from tests.kit.plain import plain_reads, plain_session
 from tests.kit.requests import BLOCK, REUSING, WINDOW, Memory, Piece, assemble, document, known, new

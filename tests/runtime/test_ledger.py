@@ -21,7 +21,8 @@ from redknot.runtime.counters import Counters
 from redknot.runtime.ledger import Bounds, Saving, bounds, ledgers, recompute_flops, row_bound, structural_ceiling
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import dense_session, prefill
-from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restored_session, segmented_session
+from redknot.runtime.restore import Source, restored_session, segmented_session
+from redknot.runtime.reuse import choose_rows, prefill_reusing
 from tests.kit.memory import nan_memory
 from tests.kit.oracle import Oracle, tokens
 from tests.model.test_geometry import FLASH, PRO

@@ -21,7 +21,8 @@ from redknot.runtime.engine import Engine
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import prefill
 from redknot.runtime.ranking import rank_by_deviation, rank_by_indexer
-from redknot.runtime.reuse import choose_rows, prefill_reusing, segmented_session
+from redknot.runtime.restore import segmented_session
+from redknot.runtime.reuse import choose_rows, prefill_reusing
 from tests.kit.memory import nan_memory
 from tests.kit.requests import ROOT, WINDOW, Memory, Piece, assemble, document, known, new, restored
 from tests.kit.rows import widest

@@ -209,8 +209,8 @@ def test_damaged_token_ids_take_one_document_out(served, own, caplog, damage):
     assert line.startswith(f"artifact {certificates[0].artifact_id[:12]} generation 1: tokens in catalogue.sqlite: ")
     assert line.endswith("; quarantined")
     assert samples(engine.metrics)["redknot_documents_total{outcome=no_match}"] == 1
-    assert engine._library is not None
-    assert engine._library.store.counters["corrupt_sections"] == 1
+    assert engine.library is not None
+    assert engine.library.store.counters["corrupt_sections"] == 1
     sound = served.engine().generate(segments=[document(96, 5), *request_of(served)["segments"][1:]], max_new_tokens=1)
     assert sound.report.reused_tokens == result.report.reused_tokens
     caplog.clear()
@@ -334,7 +334,7 @@ def test_stale_generation(served, own, dense, caplog, monkeypatch):
     engine = Engine(served.checkpoint, store)
     expect_reuse(engine, request_of(served))
     publish(served.checkpoint, store, served.documents[:1])
-    library = engine._library
+    library = engine.library
     assert library is not None
     with monkeypatch.context() as patch:
         patch.setattr(library, "refresh", lambda: None)
@@ -449,8 +449,8 @@ def test_a_store_that_breaks_while_serving(served, own, dense, caplog):
     store, _ = own
     engine = Engine(served.checkpoint, store)
     expect_reuse(engine, request_of(served))
-    assert engine._library is not None
-    engine._library.store.close()
+    assert engine.library is not None
+    engine.library.store.close()
     for file in store.glob("catalogue.sqlite*"):
         file.unlink()
     expect_dense(engine, RequestReason.STORE_UNAVAILABLE, request_of(served), dense, caplog, "catalogue")

@@ -10,7 +10,8 @@ from redknot.model.profile import SHIPPED
 from redknot.plan.rows import KnownRun, Rows
 from redknot.runtime.counters import Counters
 from redknot.runtime.model import Model
-from redknot.runtime.reuse import choose_rows, prefill_reusing, segmented, segmented_session
+from redknot.runtime.restore import segmented, segmented_session
+from redknot.runtime.reuse import choose_rows, prefill_reusing
 from tests.kit.memory import nan_memory
 from tests.kit.requests import WINDOW, Memory, document, known, new, restored
 from tests.kit.rows import widest

@@ -17,7 +17,8 @@ from redknot.plan.rows import KnownRun
 from redknot.plan.windows import Rebuild, checkpoint_before, window_plan
 from redknot.runtime.counters import Counters
 from redknot.runtime.model import Model
-from redknot.runtime.reuse import Source, choose_rows, prefill_reusing, restored_session
+from redknot.runtime.restore import Source, restored_session
+from redknot.runtime.reuse import choose_rows, prefill_reusing
 from redknot.runtime.windows import rebuild_windows
 from tests.kit.memory import nan_memory, nan_space
 from tests.kit.requests import BLOCK, WINDOW, Memory, document, known, new, restored

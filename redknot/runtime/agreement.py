@@ -1,0 +1,85 @@
+"""What a request may reuse: planned against the library, certified, and the same on every tensor-parallel rank.
+
+Ranks that see the store at different moments may each be sure of another plan. They vote on what exactly they would
+read before anything that only a reusing request does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+
+from redknot.artifact.loaded import LoadedArtifact
+from redknot.comm.group import Group
+from redknot.errors import RequestReason
+from redknot.model.profile import Profile
+from redknot.plan.windows import ends
+from redknot.runtime.decision import check_profile, fingerprint, plan_request
+from redknot.runtime.library import Library, Refused
+from redknot.runtime.metrics import Metrics
+from redknot.runtime.progress import Request
+from redknot.runtime.restore import Source
+
+
+@dataclass
+class Agreement:
+    """One profile over the documents of one library; ``library`` None is a store that cannot be used."""
+
+    library: Library | None
+    unavailable: str  # why, where there is none
+    profile: Profile
+    group: Group
+    metrics: Metrics
+
+    def plan(self, request: Request, cached: int = 0) -> None:
+        """Find the documents of a request and decide each; Refused with the reason to run dense.
+
+        Nothing is reused of the first ``cached`` tokens, which an exact prefix cache holds.
+        """
+        if self.library is None:
+            raise Refused(RequestReason.STORE_UNAVAILABLE, self.unavailable)
+        check_profile(self.profile, self.library.geometry)
+        self.library.refresh()
+        started = time.perf_counter()
+        request.plan = plan_request(self.library, self.profile, request.token_ids, request.spans, cached)
+        request.wall["match_s"] = request.wall.get("match_s", 0.0) + time.perf_counter() - started
+        if not request.plan.runs:
+            raise Refused(RequestReason.NOTHING_TO_REUSE, "no document of the request can be reused")
+
+    def sources(self, request: Request) -> list[Source]:
+        """Certify what the plan reads; Refused with the reason to run dense."""
+        assert self.library is not None
+        assert request.plan is not None  # ``plan`` made it
+        started, library, runs = time.perf_counter(), self.library, request.plan.runs
+        artifacts: dict[str, LoadedArtifact] = {}
+        for found, stops in ends(runs).items():
+            artifacts[found] = self._certified(library, found, stops)
+            request.certified += 1
+        digests = {artifact_id: artifact.certificate.digest for artifact_id, artifact in artifacts.items()}
+        request.vote = fingerprint([(run, digests[run.artifact_id]) for run in runs])
+        request.wall["certify_s"] = time.perf_counter() - started
+        return [
+            Source(run, artifacts[run.artifact_id], bytes.fromhex(digests[run.artifact_id]), library.rebuild(run))
+            for run in runs
+        ]
+
+    def vote(self, request: Request) -> bool:
+        """Whether every rank would read the same; where not, the request has its reason. Every rank must take part."""
+        total = int(self.group.all_reduce(torch.tensor([request.vote])).item())
+        agreed = self.group.all_agree(request.reason is None and total == request.vote * self.group.shard.world)
+        if not agreed:
+            request.refuse(RequestReason.RANK_DISAGREEMENT, "the ranks could not certify the same reuse")
+        return agreed
+
+    def _certified(self, library: Library, artifact_id: str, stops: Collection[int]) -> LoadedArtifact:
+        """One artifact, its certificate counted."""
+        try:
+            artifact = library.certified(artifact_id, stops)
+        except Refused as refused:
+            self.metrics.certificate(refused.reason)
+            raise
+        self.metrics.certificate(None)
+        return artifact
