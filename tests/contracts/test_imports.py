@@ -28,6 +28,7 @@ RANKS = {
     "plan": 4,
     "runtime": 5,
     "build": 6,
+    "serving": 7,
     "nano": 7,
     "cli": 8,
     "__main__": 9,

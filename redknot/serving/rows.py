@@ -1,0 +1,233 @@
+"""Running a request's rows over pages: where a prefill begins, what of it runs, and what is kept under its pages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from redknot.errors import RequestReason
+from redknot.latents.handles import PoolFullError
+from redknot.latents.pages import Pages
+from redknot.latents.segment import Segment
+from redknot.latents.session import Session
+from redknot.latents.space import LatentSpace
+from redknot.model.profile import Treatment
+from redknot.runtime.counters import Counters
+from redknot.runtime.forward import Stage, forward
+from redknot.runtime.layout import RowSet
+from redknot.runtime.library import Refused
+from redknot.runtime.model import Model
+from redknot.runtime.prefill import CHUNK_ROWS
+from redknot.runtime.restore import Source, restored_session
+from redknot.runtime.reuse import Stages, choose_rows, require_copies
+from redknot.runtime.windows import rebuild_windows
+from redknot.serving.admission import require
+from redknot.serving.batch import Piece
+from redknot.serving.served import Served
+
+_NAMESPACE = ""  # of blocks; an artifact's are named by its certificate, which binds the namespace it belongs to
+
+
+class RowRunner:
+    """Sessions over the pages of one server process."""
+
+    def __init__(self, model: Model, space: LatentSpace, pages: Pages, context: int) -> None:
+        self._model = model
+        self._space = space
+        self._pages = pages
+        self._context = context
+        self._size = model.geometry.block_length
+
+    # Prefill.
+
+    def prefill(self, served: Served, piece: Piece) -> Tensor | None:
+        """Run a piece of a prefill; logits of its last row [vocab] if they are wanted.
+
+        Errors are the request's: ReuseUnavailableError where it requires what turns out not to be there, StoreError
+        without memory.
+        """
+        started = time.perf_counter()
+        if served.session is None or served.at != piece.start:
+            self._begin(served, piece)
+        if served.stages is not None:
+            logits = self._reusing(served, served.stages, piece)
+        else:
+            logits = self._dense(served, piece)
+        served.at = piece.stop
+        served.prefilled = piece.final
+        if not served.reported:
+            wall = served.request.wall
+            wall["ttft_forward_s"] = wall.get("ttft_forward_s", 0.0) + time.perf_counter() - started
+        return logits if piece.final else None
+
+    def _begin(self, served: Served, piece: Piece) -> None:
+        """A session that holds what is in front of the piece."""
+        served.leave()
+        request = served.request
+        if len(piece.known) > len(request.token_ids):  # it was retracted: what it had generated is known by now
+            request.token_ids = torch.tensor(list(piece.known), dtype=torch.int64)
+        request.counters = Counters()
+        agreement = served.agreement
+        if request.reason is None and agreement is not None:
+            sources: list[Source] = []
+            try:
+                sources = agreement.sources(request)
+            except Refused as refused:
+                request.refuse(refused.reason, refused.detail)
+            if agreement.vote(request) and self._begin_reuse(served, piece, sources):
+                return
+            request.log_reason("dense")
+            if served.ask.reuse == "required":
+                require(served)
+        self._begin_dense(served, piece)
+
+    def _begin_dense(self, served: Served, piece: Piece) -> None:
+        """One segment, its first rows from pages; on a branch no page is exact, and none is kept."""
+        request = served.request
+        served.keeps_pages = served.branch == served.exact
+        segment = Segment(0, 0, 0, closed=False)
+        pages = self._usable(piece, [segment]) if served.keeps_pages else []
+        memory = request.workspace_of(self._space, _NAMESPACE)
+        shared = list(self._pages.blocks(pages).values())
+        memory.allocate(segment, self._context, tokens=len(request.token_ids), shared=shared)
+        served.session = memory.session([segment])
+        segment.end = len(pages) * self._size
+        if pages:
+            self._pages.restore(pages[-1], served.session)
+        served.at = segment.end
+        self._count_cached(served)
+
+    def _begin_reuse(self, served: Served, piece: Piece, sources: Sequence[Source]) -> bool:
+        """A session cut at known documents; False, with the reason, where every row would run again."""
+        request, agreement = served.request, served.agreement
+        assert agreement is not None
+        started, profile = time.perf_counter(), agreement.profile
+        runs, total = [source.run for source in sources], len(request.token_ids)
+        memory = request.workspace_of(self._space, _NAMESPACE)
+        session = restored_session(memory, sources, total, max(self._context - total, 1), reserve=False)
+        request.wall["restore_s"] = time.perf_counter() - started
+        served.session, served.keeps_pages = session, True
+        served.at = self._adopt(served, session, piece, runs[0].start)
+        rows = choose_rows(self._model, session, runs, request.token_ids, profile, request.counters)
+        restored = profile.middle_active is Treatment.GLOBAL_Z and bool(rows.active.any())
+        if bool(rows.running.all()) and not restored:
+            request.refuse(RequestReason.NOTHING_TO_REUSE, f"profile {profile.name} runs every row again")
+            return False
+        rebuild_windows(self._model, memory, session, sources, request.counters)
+        request.rows = rows
+        served.stages = Stages(self._model, session, sources, rows, request.token_ids, profile)
+        behind = torch.arange(total) >= served.at
+        require_copies(session, served.stages.anywhere & behind)
+        self._count_cached(served)
+        return True
+
+    def _adopt(self, served: Served, session: Session, piece: Piece, first_known: int) -> int:
+        """Take the rows in front of a piece from its pages, or those in front of the documents from exact ones."""
+        pages = self._usable(piece, session.segments)
+        if not piece.start and served.cached_pages is not None:
+            exact = served.cached_pages(served.exact)[: first_known // self._size]
+            pages = list(exact[: self._pages.kept(exact, session.segments)])
+            for own, page in zip(piece.pages, pages, strict=False):
+                self._pages.alias(page, own)
+        by_first = {segment.first: segment for segment in session.segments if segment.length}
+        for (first, number), handle in self._pages.blocks(pages).items():
+            blocks = by_first[first].blocks
+            assert blocks is not None  # it was restored
+            blocks.adopt(number, handle)
+        if pages:
+            self._pages.restore(pages[-1], session)
+        return len(pages) * self._size
+
+    def _usable(self, piece: Piece, segments: Sequence[Segment]) -> list[int]:
+        """The pages in front of a piece from which a session cut like this may go on: all, unless one was lost."""
+        pages = piece.pages[: piece.start // self._size]
+        return list(pages[: self._pages.kept(pages, segments)])
+
+    def _count_cached(self, served: Served) -> None:
+        if not served.reported:
+            served.cached = served.at
+
+    def _dense(self, served: Served, piece: Piece) -> Tensor | None:
+        session, request = served.session, served.request
+        assert session is not None
+        logits = None
+        layers = range(self._model.geometry.num_layers)
+        for lo in range(served.at, piece.stop, CHUNK_ROWS):
+            hi = min(lo + CHUNK_ROWS, piece.stop)
+            session.segments[-1].end = hi
+            rows = RowSet(self._model.geometry, (session,), (torch.arange(lo, hi),))
+            wanted = torch.tensor([hi - lo - 1] if hi == piece.stop and piece.final else [], dtype=torch.int64)
+            stage = Stage(layers, rows, request.token_ids[lo:hi], go_on=wanted)
+            self._mark(session, lo, hi)
+            logits = forward(self._model, [stage], request.counters)
+            self._keep(served, session, piece)
+        return logits[-1] if logits is not None and len(logits) else None
+
+    def _reusing(self, served: Served, stages: Stages, piece: Piece) -> Tensor | None:
+        session, request = served.session, served.request
+        assert session is not None
+        logits = None
+        inner = [edge for edge in stages.edges(CHUNK_ROWS) if served.at < edge < piece.stop]
+        edges = [served.at, *inner, piece.stop]
+        for lo, hi in pairwise(edges):
+            self._mark(session, lo, hi)
+            if bool(stages.anywhere[lo:hi].any()):
+                logits = forward(self._model, stages.of(lo, hi), request.counters)
+            self._keep(served, session, piece)
+        return logits[-1] if logits is not None and len(logits) else None
+
+    # Decode.
+
+    def prepare_step(self, served: Served, piece: Piece) -> None:
+        """Room for one row more; PoolFullError without."""
+        session, memory = served.session, served.request.workspace
+        assert session is not None
+        assert memory is not None
+        session.check()
+        last = session.segments[-1]
+        memory.grow(last, last.length + 1)
+
+    def steps(self, served: Sequence[Served], pieces: Sequence[Piece], counters: Counters) -> Tensor:
+        """One row of each request in one forward; logits [requests, vocab]."""
+        sessions = []
+        for one, piece in zip(served, pieces, strict=True):
+            session = one.session
+            assert session is not None
+            session.segments[-1].end += 1
+            self._mark(session, piece.start, piece.stop)
+            sessions.append(session)
+        positions = tuple(torch.tensor([piece.start]) for piece in pieces)
+        rows = RowSet(self._model.geometry, tuple(sessions), positions)
+        ids = torch.cat([piece.token_ids for piece in pieces])
+        stage = Stage(range(self._model.geometry.num_layers), rows, ids, go_on=torch.arange(len(sessions)))
+        logits = forward(self._model, [stage], counters)
+        for one, session, piece in zip(served, sessions, pieces, strict=True):
+            one.at = piece.stop
+            self._keep(one, session, piece)
+        return logits
+
+    # Pages.
+
+    def _mark(self, session: Session, lo: int, hi: int) -> None:
+        """Ask the next forward for the tails at the ends of the pages that rows [lo, hi) complete."""
+        session.boundary_tails.clear()
+        session.boundaries = tuple(range((lo // self._size + 1) * self._size, hi + 1, self._size))
+
+    def _keep(self, served: Served, session: Session, piece: Piece) -> None:
+        """Keep the pages that were just completed; without room for one, whoever looks for it runs its rows again."""
+        if not served.keeps_pages:
+            return
+        for end in session.boundaries:
+            for layer, tail in session.tails.items():
+                # No row of these pages ran in the layer, so its tail is what it was.
+                if layer not in session.boundary_tails.get(end, {}):
+                    everything = torch.arange(len(tail.positions))
+                    session.keep_boundary(layer, end, tail.positions, tail.raw, everything)
+            try:
+                self._pages.keep(piece.pages[end // self._size - 1], session, end)
+            except PoolFullError:
+                self._pages.lost += 1

@@ -1,0 +1,37 @@
+"""A request between its admission and its end, and the session that holds its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redknot.latents.session import Session
+from redknot.runtime.agreement import Agreement
+from redknot.runtime.progress import Request
+from redknot.runtime.reuse import Stages
+from redknot.serving.batch import Ask, CachedPages
+
+
+@dataclass
+class Served:
+    """``branch`` is the extra key of its pages; with one, rows may come from artifacts."""
+
+    request: Request
+    ask: Ask
+    agreement: Agreement | None = None  # None: no reuse was asked for
+    branch: str | None = None
+    exact: str | None = None  # the extra key of exact pages that it may see
+    cached_pages: CachedPages | None = None
+    session: Session | None = None
+    stages: Stages | None = None  # of a prefill that reuses
+    at: int = 0  # rows [0, at) are in the session
+    cached: int = 0  # of these, those it did not run: taken from pages
+    keeps_pages: bool = True
+    prefilled: bool = False
+    reported: bool = False
+
+    def leave(self) -> None:
+        """Give back all memory; the request may come back and go on from its pages."""
+        self.request.memory.close()
+        self.session = self.stages = None
+        self.at = 0
+        self.prefilled = False
