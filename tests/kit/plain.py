@@ -17,8 +17,7 @@ from redknot.latents.session import CompressorTail, Session
 from redknot.latents.space import LatentSpace
 from redknot.model.geometry import Geometry, LayerKind
 from redknot.runtime import attention
-from redknot.runtime.restore import Source
-from redknot.runtime.reuse import _cut
+from redknot.runtime.restore import Source, _cut
 from tests.kit.memory import NAN
 
 
