@@ -120,7 +120,7 @@ class Artifact:
         library.refresh()
         run = KnownRun(self.certificate.artifact_id, 0, 0, tokens, tokens)
         started = self.bench.clock()
-        artifact = library.certified(run.artifact_id, [tokens])
+        artifact, _ = library.certified(run.artifact_id, [tokens])
         source = Source(run, artifact, bytes.fromhex(artifact.certificate.digest), library.rebuild(run))
         with Workspace(space, NAMESPACE) as memory:
             session = restored_session(memory, [source], tokens, 0)

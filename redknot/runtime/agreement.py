@@ -7,14 +7,15 @@ read before anything that only a reusing request does.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from redknot.artifact.loaded import LoadedArtifact
+from redknot.artifact.reasons import request_reason
 from redknot.comm.group import Group
-from redknot.errors import RequestReason
+from redknot.errors import RequestReason, StoreError
 from redknot.model.profile import Profile
 from redknot.plan.windows import ends
 from redknot.runtime.decision import check_profile, fingerprint, plan_request
@@ -50,21 +51,36 @@ class Agreement:
             raise Refused(RequestReason.NOTHING_TO_REUSE, "no document of the request can be reused")
 
     def sources(self, request: Request) -> list[Source]:
-        """Certify what the plan reads; Refused with the reason to run dense."""
+        """Certify what the plan reads, without reading it; Refused with the reason to run dense."""
         assert self.library is not None
         assert request.plan is not None  # ``plan`` made it
         started, library, runs = time.perf_counter(), self.library, request.plan.runs
-        artifacts: dict[str, LoadedArtifact] = {}
-        for found, stops in ends(runs).items():
-            artifacts[found] = self._certified(library, found, stops)
+        found: dict[str, tuple[LoadedArtifact, tuple[str, ...]]] = {}
+        for artifact_id, stops in ends(runs).items():
+            found[artifact_id] = self._certified(library, artifact_id, stops)
             request.certified += 1
-        digests = {artifact_id: artifact.certificate.digest for artifact_id, artifact in artifacts.items()}
+        digests = {artifact_id: artifact.certificate.digest for artifact_id, (artifact, _) in found.items()}
         request.vote = fingerprint([(run, digests[run.artifact_id]) for run in runs])
         request.wall["certify_s"] = time.perf_counter() - started
-        return [
-            Source(run, artifacts[run.artifact_id], bytes.fromhex(digests[run.artifact_id]), library.rebuild(run))
-            for run in runs
-        ]
+        sources = []
+        for run in runs:
+            (artifact, names), key = found[run.artifact_id], bytes.fromhex(digests[run.artifact_id])
+            sources.append(Source(run, artifact, key, library.rebuild(run), names))
+        return sources
+
+    def read(self, sources: Sequence[Source]) -> None:
+        """Read and verify every section that this rank will use; Refused with the reason to run dense.
+
+        It may be called on another thread, ahead of the forward that needs them.
+        """
+        for source in sources:
+            try:
+                for name in source.names:
+                    source.sections.section(name)
+            except StoreError as error:
+                reason = request_reason(error)
+                self.metrics.certificate(reason)
+                raise Refused(reason, str(error)) from error
 
     def vote(self, request: Request) -> bool:
         """Whether every rank would read the same; where not, the request has its reason. Every rank must take part."""
@@ -74,12 +90,14 @@ class Agreement:
             request.refuse(RequestReason.RANK_DISAGREEMENT, "the ranks could not certify the same reuse")
         return agreed
 
-    def _certified(self, library: Library, artifact_id: str, stops: Collection[int]) -> LoadedArtifact:
-        """One artifact, its certificate counted."""
+    def _certified(
+        self, library: Library, artifact_id: str, stops: Collection[int]
+    ) -> tuple[LoadedArtifact, tuple[str, ...]]:
+        """One artifact and what is read of it, its certificate counted."""
         try:
-            artifact = library.certified(artifact_id, stops)
+            found = library.certified(artifact_id, stops)
         except Refused as refused:
             self.metrics.certificate(refused.reason)
             raise
         self.metrics.certificate(None)
-        return artifact
+        return found

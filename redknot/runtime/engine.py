@@ -197,6 +197,9 @@ class Engine:
         try:
             self._agreement.plan(request)
             sources = self._agreement.sources(request)
+            started = time.perf_counter()
+            self._agreement.read(sources)
+            request.wall["read_s"] = time.perf_counter() - started
         except Refused as refused:
             request.refuse(refused.reason, refused.detail)
         self._agreement.vote(request)

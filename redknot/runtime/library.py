@@ -109,40 +109,33 @@ class Library:
         except StoreError as error:
             raise Refused(RequestReason.STORE_UNAVAILABLE, str(error)) from error
 
-    def generation(self, artifact_id: str) -> int:
-        """The generation of an artifact that the index knows."""
-        return self._rows[artifact_id].artifact.generation
-
-    def certified(self, artifact_id: str, stops: Collection[int]) -> LoadedArtifact:
-        """An artifact whose certificate holds and whose every section this rank reads has been verified.
+    def certified(self, artifact_id: str, stops: Collection[int]) -> tuple[LoadedArtifact, tuple[str, ...]]:
+        """An artifact whose certificate holds, and the sections that this rank reads of it, none of them read yet.
 
         ``stops`` are the document positions behind which its runs end. Raises Refused with the reason.
         """
         row = self._rows[artifact_id]
         try:
             artifact = self.store.load(artifact_id, row.artifact.namespace)
-            world = self.shard.world
-            held = artifact.certificate.needs
-            begins = {checkpoint_before(self.geometry, stored_windows(held), stop) for stop in stops}
-            specs = read_specs(self.geometry, len(row.token_ids), self.needs, held, world, begins)
-            expected = Expected(
-                namespace=row.artifact.namespace,
-                model=self.identity,
-                token_hash=row.artifact.token_hash,  # the index holds tokens that match it
-                needs=self.needs,
-                world=world if any(need.startswith("zl:") for need in self.needs) else artifact.certificate.world,
-                generation=row.artifact.generation,
-                sections=dict(specs),
-            )
-            refusal = validate(artifact.certificate, expected)
-            if refusal is not None:
-                raise Refused(refusal.reason, refusal.message)
-            for name in specs:
-                if parse_section(name).rank in (None, self.shard.rank):
-                    artifact.section(name)
         except StoreError as error:
             raise Refused(request_reason(error), str(error)) from error
-        return artifact
+        world = self.shard.world
+        held = artifact.certificate.needs
+        begins = {checkpoint_before(self.geometry, stored_windows(held), stop) for stop in stops}
+        specs = read_specs(self.geometry, len(row.token_ids), self.needs, held, world, begins)
+        expected = Expected(
+            namespace=row.artifact.namespace,
+            model=self.identity,
+            token_hash=row.artifact.token_hash,  # the index holds tokens that match it
+            needs=self.needs,
+            world=world if any(need.startswith("zl:") for need in self.needs) else artifact.certificate.world,
+            generation=row.artifact.generation,
+            sections=dict(specs),
+        )
+        refusal = validate(artifact.certificate, expected)
+        if refusal is not None:
+            raise Refused(refusal.reason, refusal.message)
+        return artifact, tuple(name for name in specs if parse_section(name).rank in (None, self.shard.rank))
 
     def rebuild(self, run: KnownRun) -> Rebuild | None:
         """How the windows at a run's end are had; None where its artifact keeps them, or the profile reads none."""

@@ -37,6 +37,7 @@ class Source:
     sections: Sections
     key: bytes | None = None  # names the content of ``sections``; None: its blocks are not shared with anybody
     rebuild: Rebuild | None = None  # None: the artifact keeps the window rows that are read
+    names: tuple[str, ...] = ()  # of the sections that are read on this rank, layer by layer
 
 
 def segmented(runs: Sequence[KnownRun], total: int) -> list[tuple[int, int, KnownRun | None]]:
@@ -53,15 +54,18 @@ def segmented(runs: Sequence[KnownRun], total: int) -> list[tuple[int, int, Know
     return pieces
 
 
-def segmented_session(memory: Workspace, runs: Sequence[KnownRun], total: int, room: int) -> Session:
+def segmented_session(
+    memory: Workspace, runs: Sequence[KnownRun], total: int, room: int, *, reserve: bool = True
+) -> Session:
     """An empty session cut at the known runs, with room for ``room`` generated tokens.
 
+    Without ``reserve`` its last segment has blocks for what is there, and must grow (``Workspace.grow``).
     Every segment but the last is closed. The last one is new text, or begins behind a known run that ends the request;
     without room there is none behind it. PoolFullError or ArenaFullError where the store has no room for all of it.
     """
     segments = []
     for segment, _, capacity in _cut(runs, total, room):
-        memory.allocate(segment, capacity)
+        memory.allocate(segment, capacity, tokens=None if reserve else segment.length)
         segments.append(segment)
     return memory.session(segments)
 
@@ -72,9 +76,8 @@ def restored_session(
 ) -> Session:
     """As ``segmented_session``, its known segments filled from their artifacts: all but windows to be rebuilt.
 
-    Without ``reserve`` its last segment has blocks for what is there, and must grow (``Workspace.grow``).
-    Blocks that the store has under an artifact's key are shared as they are; others are filled and can be found from
-    then on. StoreError for a section that cannot be trusted.
+    ``reserve`` as there. Blocks that the store has under an artifact's key are shared as they are; others are filled
+    and can be found from then on. StoreError for a section that cannot be trusted.
     """
     by_start, segments = {source.run.start: source for source in sources}, []
     for segment, run, capacity in _cut([source.run for source in sources], total, room):

@@ -16,14 +16,14 @@ import torch
 
 from redknot.errors import InputError, RequestReason, ReuseUnavailableError
 from redknot.model.profile import SHIPPED, Profile
-from redknot.plan.rows import KnownRun
 from redknot.runtime.agreement import Agreement
-from redknot.runtime.decision import fingerprint
-from redknot.runtime.library import Library, Refused
+from redknot.runtime.library import Refused
 from redknot.runtime.progress import Request
 from redknot.runtime.request import read_ids
+from redknot.runtime.restore import Source
 from redknot.serving.batch import Ask, CachedPages
 from redknot.serving.libraries import Libraries
+from redknot.serving.reading import Readers
 from redknot.serving.served import Served
 
 
@@ -32,11 +32,9 @@ def exact_key(namespace: str, default: str) -> str | None:
     return None if namespace == default else f"redknot-namespace:{namespace}"
 
 
-def branch_key(namespace: str, profile: Profile, library: Library, runs: Sequence[KnownRun]) -> str:
-    """The extra key of pages that are as these runs leave them under this profile."""
-    read = [
-        (run.artifact_id, library.generation(run.artifact_id), run.doc_start, run.start, run.length) for run in runs
-    ]
+def branch_key(namespace: str, profile: Profile, sources: Sequence[Source]) -> str:
+    """The extra key of pages that are as these sources leave them under this profile."""
+    read = [(source.run, source.key) for source in sources]
     content = repr((namespace, profile.digest(), read)).encode()
     return f"redknot:{hashlib.blake2b(content, digest_size=16, person=b'redknot-branch').hexdigest()}"
 
@@ -44,8 +42,9 @@ def branch_key(namespace: str, profile: Profile, library: Library, runs: Sequenc
 class Admissions:
     """Admits requests of one server process; every rank makes the same calls in the same order."""
 
-    def __init__(self, libraries: Libraries, profile: Profile, context: int, namespace: str) -> None:
+    def __init__(self, libraries: Libraries, readers: Readers, profile: Profile, context: int, namespace: str) -> None:
         self._libraries = libraries
+        self._readers = readers
         self._profile = profile
         self._context = context
         self._default = namespace
@@ -79,23 +78,21 @@ class Admissions:
 
     def _plan(self, served: Served, namespace: str, agreement: Agreement) -> None:
         """Plan, and plan again behind a longer exact prefix; the branch is the same on every rank, or there is none."""
-        request = served.request
+        request, profile = served.request, agreement.profile
         try:
             agreement.plan(request)
-            branch = self._branch(request, namespace, agreement)
+            served.sources = agreement.sources(request)
+            branch = branch_key(namespace, profile, served.sources)
             exact = self._cached(served, served.exact)
-            if exact > self._cached(served, branch) and exact > _runs(request)[0].start:
+            if exact > self._cached(served, branch) and exact > served.sources[0].run.start:
                 agreement.plan(request, exact)
-                branch = self._branch(request, namespace, agreement)
-            request.vote = fingerprint([(run, branch) for run in _runs(request)])
+                served.sources = agreement.sources(request)
+                branch = branch_key(namespace, profile, served.sources)
         except Refused as refused:
             request.refuse(refused.reason, refused.detail)
         if agreement.vote(request):
             served.branch = branch
-
-    def _branch(self, request: Request, namespace: str, agreement: Agreement) -> str:
-        assert agreement.library is not None  # there is a plan
-        return branch_key(namespace, agreement.profile, agreement.library, _runs(request))
+            self._readers.start(served)
 
     def _cached(self, served: Served, key: str | None) -> int:
         assert served.cached_pages is not None
@@ -107,10 +104,6 @@ def require(served: Served) -> None:
     request = served.request
     if request.reason is not None:
         raise ReuseUnavailableError(f"reuse is required but not possible: {request.reason} ({request.detail})")
-
-
-def _runs(request: Request) -> Sequence[KnownRun]:
-    return request.plan.runs if request.plan is not None else ()
 
 
 def _shipped(name: str) -> Profile:

@@ -32,6 +32,7 @@ from redknot.runtime.report import make_report
 from redknot.serving.admission import Admissions
 from redknot.serving.batch import Admission, Ask, CachedPages, Outcome, Piece, nothing_cached
 from redknot.serving.libraries import Libraries
+from redknot.serving.reading import Readers
 from redknot.serving.rows import RowRunner
 from redknot.serving.served import Served
 from redknot.serving.sizing import serving_settings
@@ -52,6 +53,7 @@ class ServingEngine:
         group: the tensor-parallel ranks.
         namespace: whose documents a request sees that says nothing else.
         shared: the namespace whose documents every other one sees too.
+        read_timeout_s: the longest that a request waits for its artifacts.
 
     Raises UnsupportedModelError, CheckpointError, ConfigError, or StoreError where memory for latents cannot be had.
     """
@@ -68,6 +70,7 @@ class ServingEngine:
         group: Group | None = None,
         namespace: str = "default",
         shared: str | None = None,
+        read_timeout_s: float = 10.0,
         metrics: Metrics | None = None,
     ) -> None:
         path = Path(checkpoint)
@@ -86,8 +89,9 @@ class ServingEngine:
         )
         self._namespace = namespace
         self._pages = Pages(self.latents)
-        self._admissions = Admissions(self.libraries, self.profile, context, namespace)
-        self._rows = RowRunner(self.model, self.latents, self._pages, context)
+        self._readers = Readers(read_timeout_s)
+        self._admissions = Admissions(self.libraries, self._readers, self.profile, context, namespace)
+        self._rows = RowRunner(self.model, self.latents, self._pages, self._readers, context)
         self._requests: dict[str, Served] = {}
 
     def admit(
@@ -100,7 +104,7 @@ class ServingEngine:
         arrived: float | None = None,
         cached_pages: CachedPages = nothing_cached,
     ) -> Admission:
-        """Decide what a request reuses, and where its pages belong; nothing is read of artifacts yet.
+        """Decide what a request reuses, and where its pages belong; its artifacts are read in the background.
 
         ``arrived`` is when it came, on the clock of ``time.perf_counter``. InputError for a malformed request;
         ReuseUnavailableError where it requires reuse and there is none.
@@ -158,6 +162,7 @@ class ServingEngine:
         """End every request and the store."""
         for request_id in list(self._requests):
             self.release(request_id)
+        self._readers.close()
         self._pages.clear()
         self.latents.close()
 

@@ -19,14 +19,16 @@ from redknot.model.profile import Treatment
 from redknot.runtime.counters import Counters
 from redknot.runtime.forward import Stage, forward
 from redknot.runtime.layout import RowSet
+from redknot.runtime.ledger import recompute_flops
 from redknot.runtime.library import Refused
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import CHUNK_ROWS
-from redknot.runtime.restore import Source, restored_session
+from redknot.runtime.restore import restored_session, segmented_session
 from redknot.runtime.reuse import Stages, choose_rows, require_copies
 from redknot.runtime.windows import rebuild_windows
 from redknot.serving.admission import require
 from redknot.serving.batch import Piece
+from redknot.serving.reading import Rate, Readers
 from redknot.serving.served import Served
 
 _NAMESPACE = ""  # of blocks; an artifact's are named by its certificate, which binds the namespace it belongs to
@@ -35,8 +37,10 @@ _NAMESPACE = ""  # of blocks; an artifact's are named by its certificate, which 
 class RowRunner:
     """Sessions over the pages of one server process."""
 
-    def __init__(self, model: Model, space: LatentSpace, pages: Pages, context: int) -> None:
+    def __init__(self, model: Model, space: LatentSpace, pages: Pages, readers: Readers, context: int) -> None:
         self._model = model
+        self._readers = readers
+        self._rate = Rate()
         self._space = space
         self._pages = pages
         self._context = context
@@ -59,9 +63,11 @@ class RowRunner:
             logits = self._dense(served, piece)
         served.at = piece.stop
         served.prefilled = piece.final
+        wall, seconds = served.request.wall, time.perf_counter() - started
         if not served.reported:
-            wall = served.request.wall
-            wall["ttft_forward_s"] = wall.get("ttft_forward_s", 0.0) + time.perf_counter() - started
+            wall["ttft_forward_s"] = wall.get("ttft_forward_s", 0.0) + seconds
+        if piece.final:
+            self._rate.add(served.request.counters.flops, wall["ttft_forward_s"])
         return logits if piece.final else None
 
     def _begin(self, served: Served, piece: Piece) -> None:
@@ -71,14 +77,12 @@ class RowRunner:
         if len(piece.known) > len(request.token_ids):  # it was retracted: what it had generated is known by now
             request.token_ids = torch.tensor(list(piece.known), dtype=torch.int64)
         request.counters = Counters()
-        agreement = served.agreement
-        if request.reason is None and agreement is not None:
-            sources: list[Source] = []
+        if request.reason is None and served.agreement is not None:
             try:
-                sources = agreement.sources(request)
+                self._readers.wait(served, self._rate.seconds_of(self._skippable(served)))
             except Refused as refused:
                 request.refuse(refused.reason, refused.detail)
-            if agreement.vote(request) and self._begin_reuse(served, piece, sources):
+            if served.agreement.vote(request) and self._begin_reuse(served, piece):
                 return
             request.log_reason("dense")
             if served.ask.reuse == "required":
@@ -101,14 +105,23 @@ class RowRunner:
         served.at = segment.end
         self._count_cached(served)
 
-    def _begin_reuse(self, served: Served, piece: Piece, sources: Sequence[Source]) -> bool:
+    def _skippable(self, served: Served) -> int:
+        """FLOPs of the rows that reuse does not run, about."""
+        tokens = len(served.request.token_ids)
+        known = sum(source.run.length for source in served.sources)
+        return recompute_flops(self._model.geometry, tokens, self._model.group.shard) * known // max(tokens, 1)
+
+    def _begin_reuse(self, served: Served, piece: Piece) -> bool:
         """A session cut at known documents; False, with the reason, where every row would run again."""
         request, agreement = served.request, served.agreement
         assert agreement is not None
-        started, profile = time.perf_counter(), agreement.profile
+        started, profile, sources = time.perf_counter(), agreement.profile, served.sources
         runs, total = [source.run for source in sources], len(request.token_ids)
-        memory = request.workspace_of(self._space, _NAMESPACE)
-        session = restored_session(memory, sources, total, max(self._context - total, 1), reserve=False)
+        memory, room = request.workspace_of(self._space, _NAMESPACE), max(self._context - total, 1)
+        if profile.reuses_rows:
+            session = restored_session(memory, sources, total, room, reserve=False)
+        else:
+            session = segmented_session(memory, runs, total, room, reserve=False)
         request.wall["restore_s"] = time.perf_counter() - started
         served.session, served.keeps_pages = session, True
         served.at = self._adopt(served, session, piece, runs[0].start)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 from redknot.latents.session import Session
 from redknot.runtime.agreement import Agreement
 from redknot.runtime.progress import Request
+from redknot.runtime.restore import Source
 from redknot.runtime.reuse import Stages
 from redknot.serving.batch import Ask, CachedPages
 
@@ -21,6 +23,8 @@ class Served:
     branch: str | None = None
     exact: str | None = None  # the extra key of exact pages that it may see
     cached_pages: CachedPages | None = None
+    sources: list[Source] = field(default_factory=list)  # certified; what is to be reused
+    reading: Future[None] | None = None  # of all that is used of them
     session: Session | None = None
     stages: Stages | None = None  # of a prefill that reuses
     at: int = 0  # rows [0, at) are in the session
