@@ -1,0 +1,34 @@
+"""The environment variables that SGLang reads too early to be told otherwise, and the one that tells our children.
+
+No other module of this package reads or writes the environment.
+"""
+
+from __future__ import annotations
+
+import os
+
+ENABLED = "REDKNOT_SGLANG"  # set for this process and its children: the plugin is to do its work
+_CPU = {
+    "SGLANG_USE_CPU_ENGINE": "1",  # decides the platform at import time, before arguments are parsed
+    # pynccl is tried wherever its library loads, also on a CPU; there it ends the rank.
+    "SGLANG_NCCL_SO_PATH": "/nonexistent/libnccl.so",
+}
+_MODELS = "SGLANG_EXTERNAL_MODEL_PACKAGE"
+_BINDING = "SGLANG_CPU_OMP_THREADS_BIND"
+
+
+def enabled() -> bool:
+    """Whether this process, or the one that started it, serves with the plugin."""
+    return os.environ.get(ENABLED) == "1"
+
+
+def enable_cpu(tp_size: int) -> None:
+    """Let this process and its children run SGLang on the CPU with our model; what a user set stays."""
+    os.environ[ENABLED] = "1"
+    for name, value in _CPU.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault(_MODELS, "sglang_patches.models")
+    if tp_size > 1:
+        # A group of cores per rank is asked for; cores may repeat, and binding is not applied on every machine.
+        cores = sorted(os.sched_getaffinity(0))
+        os.environ.setdefault(_BINDING, "|".join(str(cores[rank % len(cores)]) for rank in range(tp_size)))

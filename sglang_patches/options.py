@@ -1,0 +1,167 @@
+"""The options of the command line, checked and frozen: one value that travels with SGLang's arguments to every rank."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+import redknot
+from redknot.artifact.store import ArtifactStore
+from redknot.errors import ConfigError, RedKnotError
+from redknot.model.geometry import Geometry, load_geometry
+from redknot.model.profile import load_profile
+
+ARCHITECTURE = "RedKnotV4ForCausalLM"
+_NANO = "nano"
+_SHIPPED_NANO = Path(redknot.__file__).resolve().parents[1] / "models" / "nano"
+
+
+class ServerConfig(BaseModel):
+    """The file of ``--redknot-config``: what is not an option of its own. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    namespace: str = Field(default="default", min_length=1)  # of a request without an API key of its own
+    shared_namespace: str | None = None  # whose documents every other namespace sees too
+    api_keys: dict[str, str] = Field(default_factory=dict)  # API key -> namespace
+    read_timeout_s: float = Field(default=10.0, gt=0)  # the longest that a request waits for its artifacts
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a rank needs to know."""
+
+    model: Path
+    store: Path | None
+    profile: str
+    config: ServerConfig
+    geometry: Geometry
+
+    @classmethod
+    def read(cls, model: str, store: str | None, profile: str, config: str | None) -> Self:
+        """Check everything that can be checked before a model is loaded; ConfigError, StoreError and the like."""
+        path = model_path(model)
+        geometry = load_geometry(path)
+        load_profile(profile)
+        if store is None:
+            raise ConfigError(
+                "--enable-redknot needs --redknot-store DIR; build one with python -m redknot.build_artifacts"
+            )
+        with ArtifactStore(store):
+            pass
+        return cls(path, Path(store).absolute(), profile, read_config(config), geometry)
+
+
+def model_path(given: str) -> Path:
+    """The folder of a model; ``nano`` is the one that comes with RedKnot, unless there is a folder of that name."""
+    path = Path(given)
+    if given == _NANO and not path.exists() and _SHIPPED_NANO.is_dir():
+        return _SHIPPED_NANO
+    if not path.is_dir():
+        raise ConfigError(f"--model-path {given}: no such folder; nothing is downloaded with --enable-redknot")
+    return path.absolute()
+
+
+def read_config(path: str | None) -> ServerConfig:
+    """The file of ``--redknot-config``, YAML or JSON; ConfigError names what is wrong in it."""
+    if path is None:
+        return ServerConfig()
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--redknot-config {path}: {getattr(error, 'strerror', None) or 'not text'}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--redknot-config {path}: {' '.join(str(error).split())}") from None
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"--redknot-config {path}: must be an object of options")
+    try:
+        return ServerConfig.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"--redknot-config {path}: {where}: {first['msg']}") from None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options, in a group of their own."""
+    group = parser.add_argument_group("RedKnot")
+    group.add_argument("--enable-redknot", action="store_true", help="Serve DeepSeek-V4 with reuse of known documents.")
+    group.add_argument("--redknot-store", metavar="DIR", help="Artifact store to reuse documents from.")
+    group.add_argument(
+        "--redknot-profile", metavar="NAME", default="rowsparse", help="Reuse profile: a shipped one, or a JSON file."
+    )
+    group.add_argument("--redknot-config", metavar="FILE", help="Namespaces, API keys and time limits, YAML or JSON.")
+
+
+# Features of SGLang that would need what our model does not do, by field: what they mean when they are set.
+_REFUSED = {
+    "speculative_algorithm": "speculative decoding",
+    "enable_lora": "LoRA",
+    "lora_paths": "LoRA",
+    "enable_dp_attention": "data-parallel attention",
+    "enable_hierarchical_cache": "the hierarchical cache",
+    "quantization": "quantization (the checkpoint's own is read)",
+}
+_ONE = {"pp_size": "pipeline parallelism", "dp_size": "data parallelism", "tokenizer_worker_num": "tokenizer workers"}
+
+
+def refuse_unsupported(args: argparse.Namespace) -> None:
+    """ConfigError for a feature that cannot be served."""
+    for name, meaning in _REFUSED.items():
+        if getattr(args, name, None):
+            raise ConfigError(f"--{name.replace('_', '-')}: {meaning} cannot be used with --enable-redknot")
+    for name, meaning in _ONE.items():
+        if (getattr(args, name, 1) or 1) != 1:
+            raise ConfigError(f"--{name.replace('_', '-')}: {meaning} beyond 1 cannot be used with --enable-redknot")
+    if getattr(args, "disaggregation_mode", "null") not in (None, "null"):
+        raise ConfigError("--disaggregation-mode cannot be used with --enable-redknot")
+    if getattr(args, "device", None) != "cpu":
+        raise ConfigError("--enable-redknot serves with --device cpu; the GPU adapter is not there yet")
+
+
+_REQUESTS = 16
+_POOL_CONTEXTS = 4  # requests of the longest context that the pages have room for
+_LEAST_POOL_TOKENS = 8192
+_CHUNK_TOKENS = 2048
+
+
+def defaults(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of SGLang's arguments for this model; ``given`` are the user's, None where there is none."""
+    page = options.geometry.block_length
+    context = given.get("context_length") or options.geometry.max_positions
+    if context > options.geometry.max_positions:
+        raise ConfigError(f"--context-length {context}: the model has {options.geometry.max_positions} positions")
+    pool = given.get("max_total_tokens") or max(_POOL_CONTEXTS * context, _LEAST_POOL_TOKENS)
+    overrides = json.loads(given.get("json_model_override_args") or "{}")
+    return {
+        "model_path": str(options.model),
+        "tokenizer_path": given.get("tokenizer_path") or str(options.model),
+        "served_model_name": given.get("served_model_name") or options.model.name,
+        "json_model_override_args": json.dumps(overrides | {"architectures": [ARCHITECTURE]}),
+        "dtype": "float32",
+        "page_size": page,
+        "context_length": context,
+        "max_total_tokens": -(-pool // page) * page,
+        "max_running_requests": given.get("max_running_requests") or _REQUESTS,
+        "chunked_prefill_size": _whole_pages(given.get("chunked_prefill_size"), page),
+        "attention_backend": "torch_native",
+    }
+
+
+def _whole_pages(chunk: int | None, page: int) -> int:
+    """A chunk of whole pages; SGLang refuses any other."""
+    if chunk is not None and chunk <= 0:
+        return chunk
+    return max((chunk or _CHUNK_TOKENS) // page, 1) * page
+
+
+def one_line(error: RedKnotError) -> str:
+    """What a user reads instead of a traceback."""
+    return f"redknot: {' '.join(str(error).split())}"

@@ -1,0 +1,98 @@
+"""Requests on their way in: what a client asked for, the branch of the radix tree, and what a batch runs of them."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from array import array
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from redknot.errors import RedKnotError
+from redknot.serving.batch import Ask
+from redknot.serving.engine import ServingEngine
+from sglang_patches.serving import engine
+
+REQUESTS = "redknot_requests"  # in a batch's model_specific_states
+_HEALTH = "HEALTH_CHECK"  # begins the id of a request that SGLang sends to itself
+_PARAMETER = "redknot"  # in custom_params
+
+
+def create(original: Callable[..., Any], scheduler: Any, received: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook: around the making of a request in every rank."""
+    request = original(scheduler, received, *args, **kwargs)
+    found = engine()
+    if found is None:
+        return request
+    try:
+        _admit(found, scheduler, request)
+    except RedKnotError as error:
+        request.set_finish_with_abort(str(error))
+        return request
+    # However a request ends, nothing of it is left when SGLang has let go of it.
+    weakref.finalize(request, found.release, request.rid)
+    return request
+
+
+def _admit(found: ServingEngine, scheduler: Any, request: Any) -> None:
+    ids = request.origin_input_ids
+    custom = request.sampling_params.custom_params or {}
+    ask = Ask.parse(custom.get(_PARAMETER))
+    if request.rid.startswith(_HEALTH):
+        ask = Ask(reuse="off")
+    own = request.extra_key
+
+    def pages(branch: str | None) -> Sequence[int]:
+        return _cached(scheduler.tree_cache, ids, _joined(own, branch), request.cache_salt)
+
+    namespace = custom.get("redknot_namespace")
+    admission = found.admit(request.rid, ids, ask, namespace=namespace, arrived=time.perf_counter(), cached_pages=pages)
+    request.extra_key = _joined(own, admission.extra_key)
+
+
+def _joined(own: str | None, branch: str | None) -> str | None:
+    """A client's extra key keeps requests apart, and so does ours."""
+    if own is None or branch is None:
+        return branch if own is None else own
+    return f"{len(own)}:{own}{branch}"
+
+
+def _cached(tree: Any, ids: array[int], key: str | None, salt: str | None) -> list[int]:
+    """Pages of the longest prefix that the tree has, the last token left out as SGLang does it."""
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    size = tree.page_size
+    found = tree.match_prefix(
+        MatchPrefixParams(key=RadixKey(ids, extra_key=key, limit=max(len(ids) - 1, 0), cache_salt=salt))
+    )
+    length = found.device_prefix_len
+    if not length:
+        return []
+    slots = tree.path_device_indices(found.last_device_node)[:length:size]
+    pages: list[int] = (slots // size).tolist()
+    return pages
+
+
+def with_requests(result: Any, _: type, batch: Any, *__: Any, **___: Any) -> Any:
+    """Hook: after a batch was made for the model; any other attribute than this is lost on the way."""
+    states = dict(result.model_specific_states or {})
+    states[REQUESTS] = list(batch.reqs)
+    result.model_specific_states = states
+    return result
+
+
+def release(request: Any, *_: Any, **__: Any) -> None:
+    """Hook: before a request's row is given back; one that is not finished was retracted, and comes again."""
+    found = engine()
+    if found is not None:
+        found.release(request.rid, ended=request.finished())
+
+
+def fail(request: Any, message: str) -> None:
+    """End one request with an error, without its pages entering the tree; every rank does the same."""
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+    request.discard_output_reason = FINISH_ABORT(message, HTTPStatus.INTERNAL_SERVER_ERROR)
+    request.skip_radix_cache_insert = True

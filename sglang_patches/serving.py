@@ -1,0 +1,47 @@
+"""The engine of this rank: made when the model is loaded, one in a process."""
+
+from __future__ import annotations
+
+import torch
+
+from redknot.comm.group import Group, OneProcess, TorchGroup
+from redknot.errors import ConfigError
+from redknot.serving.engine import ServingEngine
+from sglang_patches.launch import options_of
+
+_engine: ServingEngine | None = None
+
+
+def engine() -> ServingEngine | None:
+    """The engine, once the model is loaded."""
+    return _engine
+
+
+def start() -> ServingEngine:
+    """Load the model of SGLang's arguments; ConfigError where they were not made by this plugin."""
+    global _engine
+    from sglang.srt.runtime_context import get_parallel, get_server_args
+
+    args = get_server_args()
+    options = options_of(args)
+    if options is None:
+        raise ConfigError("no RedKnot options came with the server's arguments; call sglang_patches.activate() first")
+    group: Group = OneProcess()
+    ranks = get_parallel().tp_group
+    if ranks.world_size > 1:
+        torch.set_num_threads(1)  # ranks share the cores
+        group = TorchGroup(ranks.cpu_group)
+    config = options.config
+    _engine = ServingEngine(
+        options.model,
+        options.store,
+        options.profile,
+        pages=args.max_total_tokens // options.geometry.block_length + 1,  # page 0 is SGLang's dummy
+        requests=args.max_running_requests + 1,  # and one that is prefilled in chunks
+        context=args.context_length + options.geometry.block_length,
+        group=group,
+        namespace=config.namespace,
+        shared=config.shared_namespace,
+        read_timeout_s=config.read_timeout_s,
+    )
+    return _engine

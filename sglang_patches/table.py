@@ -1,0 +1,77 @@
+"""The hooks of the plugin. Each names what would not work without it."""
+
+from __future__ import annotations
+
+from sglang_patches import launch, pages, requests, responses
+from sglang_patches.hooks import Hook, Process
+
+_SRT = "sglang.srt."
+
+OPTIONS = [
+    Hook(
+        _SRT + "server_args.ServerArgs.add_cli_args",
+        "AFTER",
+        Process.PARENT,
+        "adds the four options, so that they parse and show in --help",
+        launch.add_cli_args,
+    ),
+]
+
+HOOKS = [
+    *OPTIONS,
+    Hook(
+        _SRT + "server_args.ServerArgs.from_cli_args",
+        "AROUND",
+        Process.PARENT,
+        "checks our options, sets what this model needs of SGLang's, and lets both travel to the ranks",
+        launch.from_cli_args,
+    ),
+    Hook(
+        _SRT + "model_executor.forward_batch_info.ForwardBatch.init_new",
+        "AFTER",
+        Process.CHILD,
+        "gives the model the requests of a batch: their whole token ids, and where a chunk ends",
+        requests.with_requests,
+    ),
+    Hook(
+        _SRT + "managers.scheduler.Scheduler._create_generation_req",
+        "AROUND",
+        Process.CHILD,
+        "plans reuse before the prefix is looked up, and chooses the branch of the radix tree",
+        requests.create,
+    ),
+    Hook(
+        _SRT + "mem_cache.common.release_kv_cache",
+        "BEFORE",
+        Process.CHILD,
+        "gives back what a request holds when it ends or is retracted",
+        requests.release,
+    ),
+    Hook(
+        _SRT + "mem_cache.allocator.paged.PagedTokenToKVPoolAllocator._release_page_ids",
+        "BEFORE",
+        Process.CHILD,
+        "tells which pages were freed; no other call sees all of them",
+        pages.freed,
+    ),
+    Hook(
+        _SRT + "mem_cache.allocator.paged.PagedTokenToKVPoolAllocator.clear",
+        "BEFORE",
+        Process.CHILD,
+        "tells that all pages were freed (flush_cache)",
+        pages.cleared,
+    ),
+    Hook(
+        _SRT
+        + "managers.scheduler_components.output_streamer.SchedulerOutputStreamer.is_request_level_customized_info_key",
+        "AROUND",
+        Process.CHILD,
+        "keeps the report of a request whole, instead of cutting it up by token",
+        responses.is_request_level,
+    ),
+]
+
+
+def hooks_of(process: Process) -> list[Hook]:
+    """The hooks of one kind of process."""
+    return [hook for hook in HOOKS if hook.process is process]
