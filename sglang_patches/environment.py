@@ -32,3 +32,10 @@ def enable_cpu(tp_size: int) -> None:
         # A group of cores per rank is asked for; cores may repeat, and binding is not applied on every machine.
         cores = sorted(os.sched_getaffinity(0))
         os.environ.setdefault(_BINDING, "|".join(str(cores[rank % len(cores)]) for rank in range(tp_size)))
+
+
+def for_builder() -> dict[str, str]:
+    """The environment of a build beside a server: half the cores, so that its threads do not spin against ours."""
+    threads = max(len(os.sched_getaffinity(0)) // 2, 1)
+    found = {name: value for name, value in os.environ.items() if name not in (ENABLED, _MODELS, *_CPU)}
+    return found | {"OMP_NUM_THREADS": str(threads)}

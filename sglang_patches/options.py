@@ -130,6 +130,7 @@ _REQUESTS = 16
 _POOL_CONTEXTS = 4  # requests of the longest context that the pages have room for
 _LEAST_POOL_TOKENS = 8192
 _CHUNK_TOKENS = 2048
+_V4_BOS = "<｜begin▁of▁sentence｜>"
 
 
 def defaults(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +153,21 @@ def defaults(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
         "max_running_requests": given.get("max_running_requests") or _REQUESTS,
         "chunked_prefill_size": _whole_pages(given.get("chunked_prefill_size"), page),
         "attention_backend": "torch_native",
+        "sleep_on_idle": True,  # an idle scheduler would keep a core busy, and ranks share the cores with builds
+        "tool_call_parser": given.get("tool_call_parser") or _chat_encoding(options.model),
     }
+
+
+def _chat_encoding(model: Path) -> str | None:
+    """V4's own chat encoding, which SGLang derives from the name of the architecture, or from this option.
+
+    It takes V4's role markers; a tokenizer without them (nano's) has a chat template, or none.
+    """
+    try:
+        added = json.loads((model / "tokenizer.json").read_text(encoding="utf-8")).get("added_tokens", [])
+    except (OSError, ValueError):
+        return None
+    return "deepseekv4" if any(token.get("content") == _V4_BOS for token in added) else None
 
 
 def _whole_pages(chunk: int | None, page: int) -> int:

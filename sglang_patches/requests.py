@@ -12,11 +12,12 @@ from typing import Any
 from redknot.errors import RedKnotError
 from redknot.serving.batch import Ask
 from redknot.serving.engine import ServingEngine
+from sglang_patches.responses import KEY
 from sglang_patches.serving import engine
 
 REQUESTS = "redknot_requests"  # in a batch's model_specific_states
+NAMESPACE = "redknot_namespace"  # in custom_params, put there by the process that speaks HTTP
 _HEALTH = "HEALTH_CHECK"  # begins the id of a request that SGLang sends to itself
-_PARAMETER = "redknot"  # in custom_params
 
 
 def create(original: Callable[..., Any], scheduler: Any, received: Any, *args: Any, **kwargs: Any) -> Any:
@@ -38,7 +39,7 @@ def create(original: Callable[..., Any], scheduler: Any, received: Any, *args: A
 def _admit(found: ServingEngine, scheduler: Any, request: Any) -> None:
     ids = request.origin_input_ids
     custom = request.sampling_params.custom_params or {}
-    ask = Ask.parse(custom.get(_PARAMETER))
+    ask = Ask.parse(custom.get(KEY))
     if request.rid.startswith(_HEALTH):
         ask = Ask(reuse="off")
     own = request.extra_key
@@ -46,7 +47,7 @@ def _admit(found: ServingEngine, scheduler: Any, request: Any) -> None:
     def pages(branch: str | None) -> Sequence[int]:
         return _cached(scheduler.tree_cache, ids, _joined(own, branch), request.cache_salt)
 
-    namespace = custom.get("redknot_namespace")
+    namespace = custom.get(NAMESPACE)
     admission = found.admit(request.rid, ids, ask, namespace=namespace, arrived=time.perf_counter(), cached_pages=pages)
     request.extra_key = _joined(own, admission.extra_key)
 

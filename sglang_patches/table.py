@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from sglang_patches import launch, pages, requests, responses
+from sglang_patches import http, launch, pages, requests, responses, state, traffic
 from sglang_patches.hooks import Hook, Process
 
 _SRT = "sglang.srt."
+_OPENAI = _SRT + "entrypoints.openai."
 
 OPTIONS = [
     Hook(
@@ -25,6 +26,55 @@ HOOKS = [
         Process.PARENT,
         "checks our options, sets what this model needs of SGLang's, and lets both travel to the ranks",
         launch.from_cli_args,
+    ),
+    Hook(
+        _SRT + "managers.tokenizer_manager.TokenizerManager.generate_request",
+        "AROUND",
+        Process.PARENT,
+        "refuses a malformed wish with a 400, stamps the namespace of the API key, and flattens reports",
+        traffic.generate,
+    ),
+    Hook(
+        _OPENAI + "serving_chat.OpenAIServingChat._build_chat_response",
+        "AFTER",
+        Process.PARENT,
+        "puts the reports into the response's metadata",
+        traffic.add_to_metadata,
+    ),
+    Hook(
+        _OPENAI + "serving_completions.OpenAIServingCompletion._build_completion_response",
+        "AFTER",
+        Process.PARENT,
+        "puts the reports into the response's metadata",
+        traffic.add_to_metadata,
+    ),
+    Hook(
+        _OPENAI + "serving_chat.OpenAIServingChat._generate_chat_stream",
+        "AROUND",
+        Process.PARENT,
+        "sends the reports in front of the end of a stream",
+        traffic.stream,
+    ),
+    Hook(
+        _OPENAI + "serving_completions.OpenAIServingCompletion._generate_completion_stream",
+        "AROUND",
+        Process.PARENT,
+        "sends the reports in front of the end of a stream",
+        traffic.stream,
+    ),
+    Hook(
+        _SRT + "entrypoints.http_server._setup_and_run_http_server",
+        "BEFORE",
+        Process.PARENT,
+        "adds the routes below /redknot and the API keys of the namespaces",
+        http.set_up,
+    ),
+    Hook(
+        _SRT + "managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state",
+        "AFTER",
+        Process.CHILD,
+        "lets the HTTP process ask whether reuse is on",
+        state.internal_state,
     ),
     Hook(
         _SRT + "model_executor.forward_batch_info.ForwardBatch.init_new",

@@ -283,4 +283,4 @@ def swap_latest(sample: Sample) -> Sample:
 def sample_ids(tokenizer: Tokenizer, sample: Sample) -> list[list[int]]:
     """Segments `[[BOS], document ids..., question ids, answer ids]`, each text tokenized alone."""
     texts = (*sample.documents, sample.question, sample.answer)
-    return [[BOS_ID], *(tokenizer.encode(text).ids for text in texts)]
+    return [[BOS_ID], *(tokenizer.encode(text, add_special_tokens=False).ids for text in texts)]

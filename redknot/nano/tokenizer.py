@@ -12,13 +12,15 @@ import json
 from itertools import product
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from redknot.nano import names
 
 VOCAB_SIZE = 2048
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 BOS_ID, EOS_ID, PAD_ID = 0, 1, 2
+# The checkpoint knows no roles: what was said follows one behind the other.
+CHAT_TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }}\n{% endfor %}"
 FIRST_WORD_ID = 3 + 256  # specials, then single bytes, then words
 
 # Words of the fixed sentences that are not in another list.
@@ -94,7 +96,7 @@ def vocabulary() -> list[str]:
 
 
 def build_tokenizer() -> Tokenizer:
-    """The tokenizer; `encode` adds no special tokens.
+    """The tokenizer; `encode` puts BOS in front unless it is called with `add_special_tokens=False`.
 
     Raises:
         AssertionError: a generator piece is not one token, or a name is not two.
@@ -107,6 +109,7 @@ def build_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in (BOS, EOS, PAD)])
     _check(tokenizer)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, BOS_ID)])
     return tokenizer
 
 
@@ -134,8 +137,8 @@ def save(out: Path) -> None:
         "bos_token": BOS,
         "eos_token": EOS,
         "pad_token": PAD,
-        "add_bos_token": False,
         "add_eos_token": False,
+        "chat_template": CHAT_TEMPLATE,
         "clean_up_tokenization_spaces": False,
         "model_max_length": 65536,
     }

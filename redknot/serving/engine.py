@@ -114,13 +114,18 @@ class ServingEngine:
         self._requests[request_id] = served
         return Admission(served.branch)
 
-    @torch.inference_mode()
     def forward(self, pieces: Sequence[Piece]) -> Outcome:
         """Run the rows of some requests; a request that was never admitted runs dense.
 
         Prefills run one after the other, each with counters of its own; then all decode steps run together.
         """
+        # A sampler may work on the logits in place, which it could not on a tensor of inference mode.
         outcome = Outcome(torch.zeros(len(pieces), self.model.geometry.vocab_size), {}, {})
+        with torch.inference_mode():
+            self._run(pieces, outcome)
+        return outcome
+
+    def _run(self, pieces: Sequence[Piece], outcome: Outcome) -> None:
         steps: list[tuple[int, Piece, Served]] = []
         for number, piece in enumerate(pieces):
             served = self._requests.get(piece.request_id) or self._dense(piece)
@@ -136,7 +141,6 @@ class ServingEngine:
             except Exception as error:  # noqa: BLE001  whatever it is, it is this request's alone
                 self._fail(piece, error, outcome)
         self._decode(steps, outcome)
-        return outcome
 
     def release(self, request_id: str, *, ended: bool = True) -> None:
         """Give back what a request holds; one that has not ended (a retracted one) may come back."""
@@ -153,6 +157,18 @@ class ServingEngine:
     def clear_pages(self) -> None:
         """The server gave up all pages."""
         self._pages.clear()
+
+    def state(self) -> dict[str, object]:
+        """Plain JSON values: whether reuse is on, and what is held now."""
+        store, books = self.libraries.store, self.latents.store.books()
+        return {
+            "reuse": "off" if store is None or not self.profile.reuses else "on",
+            "detail": self.libraries.unavailable if store is None else "",
+            "requests": len(self._requests),
+            "pages": len(self._pages),
+            "pages_lost": self._pages.lost,
+            "bytes": {tier: {"live": book.live, "total": book.total} for tier, book in books.items()},
+        }
 
     def check_books(self) -> list[str]:
         """Recount the latent store: every difference from its books, one line each; none when they balance."""

@@ -32,7 +32,6 @@ class RedKnotV4ForCausalLM(nn.Module):
         """Load the checkpoint with the engine's own reader: it slices for this rank, and undoes quantization."""
         self.engine = serving.start()
 
-    @torch.inference_mode()
     def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any, **_: Any) -> Any:
         """Logits of the last row of every request of a batch."""
         from sglang.srt.layers.logits_processor import LogitsProcessorOutput

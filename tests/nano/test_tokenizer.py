@@ -34,7 +34,7 @@ def tokenizer() -> Tokenizer:
 
 
 def round_trip(tokenizer: Tokenizer, text: str) -> str:
-    return str(tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False))
+    return str(tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids, skip_special_tokens=False))
 
 
 @pytest.mark.parametrize("text", HARD_TEXTS)
@@ -62,20 +62,21 @@ def test_vocabulary_layout(tokenizer: Tokenizer) -> None:
     assert ids == set(range(3, nano_tokenizer.FIRST_WORD_ID))
 
 
-def test_encode_adds_no_special_tokens(tokenizer: Tokenizer) -> None:
-    assert min(tokenizer.encode("The rain settled.").ids) > nano_tokenizer.PAD_ID
+def test_text_has_no_special_tokens_and_a_prompt_has_bos_in_front(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("The rain settled.").ids[0] == nano_tokenizer.BOS_ID
+    assert min(tokenizer.encode("The rain settled.", add_special_tokens=False).ids) > nano_tokenizer.PAD_ID
 
 
 def test_generator_words_are_single_tokens(tokenizer: Tokenizer) -> None:
     spaced = [*names.RELATIONS, *names.VALUE_WORDS, *names.VALUE_NUMBERS, *names.FIRST_HEADS, *names.LAST_HEADS]
     for word in [*spaced, *(word for group in names.FILLER_WORDS.values() for word in group)]:
-        assert len(tokenizer.encode(f" {word}").ids) == 1, word
+        assert len(tokenizer.encode(f" {word}", add_special_tokens=False).ids) == 1, word
 
 
 def test_every_name_is_four_tokens(tokenizer: Tokenizer) -> None:
     for split in ("train", "test"):
         for parts in (*names.first_names(split), *names.last_names(split)):
-            assert len(tokenizer.encode(f" {''.join(parts)}").ids) == 2, parts
+            assert len(tokenizer.encode(f" {''.join(parts)}", add_special_tokens=False).ids) == 2, parts
 
 
 def test_transformers_loads_it_beside_a_deepseek_config(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -86,5 +87,10 @@ def test_transformers_loads_it_beside_a_deepseek_config(tokenizer: Tokenizer, tm
     assert len(loaded) == nano_tokenizer.VOCAB_SIZE
     for text in [*HARD_TEXTS, "\nQuestion: What is the code of Marla Quintel?", "x , y . don't"]:
         ids = loaded(text)["input_ids"]
-        assert ids == tokenizer.encode(text).ids
+        assert ids == [0, *loaded(text, add_special_tokens=False)["input_ids"]]
+        ids = ids[1:]
+        assert ids == tokenizer.encode(text, add_special_tokens=False).ids
         assert loaded.decode(ids) == text
+    messages = [{"role": "user", "content": "What is the code?"}]
+    said = loaded.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert said == "<|bos|>What is the code?\n"
