@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from array import array
 from collections.abc import Callable, Sequence
@@ -16,7 +15,9 @@ from sglang_patches.responses import KEY
 from sglang_patches.serving import engine
 
 REQUESTS = "redknot_requests"  # in a batch's model_specific_states
-NAMESPACE = "redknot_namespace"  # in custom_params, put there by the process that speaks HTTP
+# In custom_params, put there by the process that speaks HTTP, whatever a client wrote.
+NAMESPACE = "redknot_namespace"
+ARRIVED = "redknot_arrived"  # on the clock of time.perf_counter, which the processes of a machine share
 _HEALTH = "HEALTH_CHECK"  # begins the id of a request that SGLang sends to itself
 
 
@@ -48,7 +49,7 @@ def _admit(found: ServingEngine, scheduler: Any, request: Any) -> None:
         return _cached(scheduler.tree_cache, ids, _joined(own, branch), request.cache_salt)
 
     namespace = custom.get(NAMESPACE)
-    admission = found.admit(request.rid, ids, ask, namespace=namespace, arrived=time.perf_counter(), cached_pages=pages)
+    admission = found.admit(request.rid, ids, ask, namespace=namespace, arrived=custom.get(ARRIVED), cached_pages=pages)
     request.extra_key = _joined(own, admission.extra_key)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from redknot.errors import InputError
 from redknot.serving.batch import Ask
 from sglang_patches.launch import options_of
-from sglang_patches.requests import NAMESPACE
+from sglang_patches.requests import ARRIVED, NAMESPACE
 from sglang_patches.responses import KEY
 
 _DONE = "data: [DONE]"
@@ -59,7 +60,7 @@ def _stamped(params: Any, namespace: str | None) -> Any:
         Ask.parse(custom.get(KEY))
     except InputError as error:
         raise ValueError(str(error)) from None
-    custom[NAMESPACE] = namespace
+    custom[NAMESPACE], custom[ARRIVED] = namespace, time.perf_counter()
     params["custom_params"] = custom
     return params
 

@@ -7,13 +7,24 @@ lies in the request, so nothing moves when a document appears somewhere else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from redknot.latents.paged import Blocks, PagedRows
+
+
+class Pending(Protocol):
+    """What of a segment is still to be filled, layer by layer, from where its document is stored."""
+
+    def fill(self, layer: int) -> None:
+        """Fill all layers up to this one."""
+
+    def adopted(self, blocks: Collection[int], rows: int) -> None:
+        """These blocks, and the window rows in front of this one, came from elsewhere and stay as they are."""
 
 
 @dataclass(eq=False)
@@ -40,6 +51,7 @@ class Segment:
     closed: bool
     layers: list[LayerLatents] = field(default_factory=list)
     blocks: Blocks | None = None
+    pending: Pending | None = None  # None: everything is there
 
     @property
     def length(self) -> int:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from redknot.latents.segment import Segment
 from redknot.latents.space import LatentSpace
+
+
+class Reading(Protocol):
+    """Whoever reads what a session is filled from, ahead of the layer that needs it."""
+
+    def ready(self, layer: int) -> None:
+        """Wait until everything that this layer uses is there; raises where it will not be."""
+
 
 TailRows = tuple[Tensor, Tensor, Tensor, Tensor]  # kv [t, c * d], gate, indexer kv [t, 2 * index_head_dim], gate
 
@@ -33,6 +42,7 @@ class Session:
     space: LatentSpace | None = None  # where its memory is from; None: segments without memory, to count positions
     tail_rows: dict[int, TailRows] = field(default_factory=dict)  # by layer: room for the longest tail
     tails: dict[int, CompressorTail] = field(default_factory=dict)  # by layer
+    reading: Reading | None = None  # None: everything that it is filled from is there
     # Request positions inside the next forward, or at its end, at which the tails are wanted too, and what it left.
     boundaries: tuple[int, ...] = ()
     boundary_tails: dict[int, dict[int, CompressorTail]] = field(default_factory=dict)  # by position and layer
@@ -57,6 +67,14 @@ class Session:
         for segment in self.segments:
             if segment.blocks is not None:
                 segment.blocks.check()
+
+    def require(self, layer: int) -> None:
+        """Have every segment filled up to this layer; raises what the reading does."""
+        if self.reading is not None:
+            self.reading.ready(layer)
+        for segment in self.segments:
+            if segment.pending is not None:
+                segment.pending.fill(layer)
 
     def keep_tail(self, layer: int, positions: Tensor, raw: Sequence[Tensor], index: Tensor) -> None:
         """Replace a layer's tail by rows ``index`` [t] of ``raw`` (as ``TailRows``), at request ``positions`` [t]."""

@@ -116,6 +116,12 @@ class Workspace:
 
     # Giving back.
 
+    def drop(self, segment: Segment) -> None:
+        """Give back the blocks of one segment; its windows stay in the arena."""
+        assert segment.blocks is not None  # it was given memory
+        segment.blocks.free()
+        self._blocks.remove(segment.blocks)
+
     def held(self) -> Held:
         """What is held now."""
         uses = Counter(use for blocks in self._blocks for use in blocks.uses)

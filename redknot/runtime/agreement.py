@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import torch
 
 from redknot.artifact.loaded import LoadedArtifact
-from redknot.artifact.reasons import request_reason
 from redknot.comm.group import Group
-from redknot.errors import RequestReason, StoreError
+from redknot.errors import RequestReason
 from redknot.model.profile import Profile
 from redknot.plan.windows import ends
 from redknot.runtime.decision import check_profile, fingerprint, plan_request
 from redknot.runtime.library import Library, Refused
 from redknot.runtime.metrics import Metrics
 from redknot.runtime.progress import Request
+from redknot.runtime.reading import Reading
 from redknot.runtime.restore import Source
 
 
@@ -68,19 +69,11 @@ class Agreement:
             sources.append(Source(run, artifact, key, library.rebuild(run), names))
         return sources
 
-    def read(self, sources: Sequence[Source]) -> None:
-        """Read and verify every section that this rank will use; Refused with the reason to run dense.
-
-        It may be called on another thread, ahead of the forward that needs them.
-        """
-        for source in sources:
-            try:
-                for name in source.names:
-                    source.sections.section(name)
-            except StoreError as error:
-                reason = request_reason(error)
-                self.metrics.certificate(reason)
-                raise Refused(reason, str(error)) from error
+    def reading(self, threads: Executor, sources: Sequence[Source]) -> Reading:
+        """Begin to read and verify every section that this rank will use."""
+        assert self.library is not None
+        layers = self.library.geometry.num_layers
+        return Reading(threads, self.group, layers, sources, self.metrics.certificate)
 
     def vote(self, request: Request) -> bool:
         """Whether every rank would read the same; where not, the request has its reason. Every rank must take part."""

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -34,10 +35,11 @@ from redknot.runtime.metrics import Metrics
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import dense_session, greedy, prefill
 from redknot.runtime.progress import Request
+from redknot.runtime.reading import Reading
 from redknot.runtime.report import Report, make_report
 from redknot.runtime.request import REUSE_MODES, Text, read_length, read_request
 from redknot.runtime.restore import Source, restored_session, segmented_session
-from redknot.runtime.reuse import choose_rows, prefill_reusing
+from redknot.runtime.reuse import choose_rows, prefill_reusing, written_early
 from redknot.runtime.windows import rebuild_windows
 
 _log = logging.getLogger(__name__)
@@ -93,6 +95,7 @@ class Engine:
         self.metrics.watch_books(self.latents.store.books)
         self._namespace = namespace
         self._one_at_a_time = threading.Lock()
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="redknot-read")
         library, unavailable = None, "no store was given"
         if store is not None:
             library, unavailable = self._open(checkpoint, Path(store), namespace)
@@ -156,6 +159,7 @@ class Engine:
     def close(self) -> None:
         """Write cached latents to the disk tier, if there is one, and end; StoreError if the disk does not answer."""
         with self._one_at_a_time:
+            self._threads.shutdown(cancel_futures=True)
             self.latents.close()
 
     def _answer(self, request: Request, reuse: str, room: int, stop_at_eos: bool) -> Result:
@@ -177,7 +181,7 @@ class Engine:
             request.refuse(RequestReason.REUSE_OFF, "reuse was turned off for this request")
         else:
             sources = self._agreed_sources(request)
-            if request.reason is None and (found := self._reusing(request, sources, room)) is not None:
+            if request.reason is None and (found := self._read_and_reuse(request, sources, room)) is not None:
                 return found
         request.log_reason("refused" if reuse == "required" else "dense")
         if reuse == "required":
@@ -197,24 +201,38 @@ class Engine:
         try:
             self._agreement.plan(request)
             sources = self._agreement.sources(request)
-            started = time.perf_counter()
-            self._agreement.read(sources)
-            request.wall["read_s"] = time.perf_counter() - started
         except Refused as refused:
             request.refuse(refused.reason, refused.detail)
         self._agreement.vote(request)
         return sources
 
-    def _reusing(self, request: Request, sources: list[Source], room: int) -> tuple[Tensor, Session] | None:
+    def _read_and_reuse(self, request: Request, sources: list[Source], room: int) -> tuple[Tensor, Session] | None:
+        """First logits by reuse; None, with the reason, where a section cannot be used or nothing was saved."""
+        reading = self._agreement.reading(self._threads, sources)
+        try:
+            return self._reusing(request, sources, reading, room)
+        except Refused as refused:
+            request.rows, request.counters = None, Counters()  # what ran answers nothing
+            request.refuse(refused.reason, refused.detail)
+            return None
+        finally:
+            reading.close()
+            request.wall["read_wait_s"] = reading.waited
+
+    def _reusing(
+        self, request: Request, sources: list[Source], reading: Reading, room: int
+    ) -> tuple[Tensor, Session] | None:
         """First logits by reuse; None when the profile's shares leave no row to skip, or none was skipped."""
         started = time.perf_counter()
         geometry, ids = self.model.geometry, request.token_ids
         runs = [source.run for source in sources]
         memory = request.workspace_of(self.latents, self._namespace)
         if self.profile.reuses_rows:
-            session = restored_session(memory, sources, len(ids), room)
+            written = written_early(len(ids), runs, self.profile, geometry)
+            session = restored_session(memory, sources, len(ids), room, reading=reading, written=written)
         else:
             session = segmented_session(memory, runs, len(ids), room)
+            session.reading = reading
         request.wall["restore_s"] = time.perf_counter() - started
         rows = choose_rows(self.model, session, runs, ids, self.profile, request.counters)
         restored = self.profile.middle_active is Treatment.GLOBAL_Z and bool(rows.active.any())

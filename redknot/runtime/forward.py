@@ -7,6 +7,7 @@ only the rows that go on run attention and experts; the others just leave their 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +30,7 @@ class HeadSplit:
 
     global_heads: tuple[int, ...]  # positions within each output group
     rows: Tensor  # [t] rows of the stage's row set, ascending
-    restored: dict[int, Tensor]  # layer -> Z_L [t, G_rank * R]
+    restored: Callable[[int], Tensor]  # of a layer: Z_L [t, G_rank * R]
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Stage:
     go_on: Tensor  # rows that leave the last of these layers: those of the next stage, or those whose logits count
     fan_out: FanOut | None = None
     split: HeadSplit | None = None
-    restored: tuple[Tensor, Tensor] | None = None  # rows [r] of this stage that enter here, streams [r, hc, hidden]
+    # Rows [r] of this stage that enter here, and their streams [r, hc, hidden], read when the stage begins.
+    restored: tuple[Tensor, Callable[[], Tensor]] | None = None
     refresh: bool = True  # whether groups that these rows complete become entries; else those that are there stay
 
 
@@ -58,8 +60,10 @@ def forward(model: Model, stages: list[Stage], counters: Counters, capture: Capt
     for session in stages[0].rows.sessions:
         session.check()
     for stage in stages:
+        _require(stage, stage.layers.start)
         streams = _entering(model, stage, streams)
         for layer in stage.layers:
+            _require(stage, layer)
             if capture is not None:
                 capture.before_layer(layer, stage.rows, streams)
             leaves = layer == stage.layers[-1] and len(stage.go_on) < stage.rows.size
@@ -70,6 +74,12 @@ def forward(model: Model, stages: list[Stage], counters: Counters, capture: Capt
     return linear(hidden, model.weights.head)
 
 
+def _require(stage: Stage, layer: int) -> None:
+    """Have what the sessions of a stage read in a layer."""
+    for session in stage.rows.sessions:
+        session.require(layer)
+
+
 def _entering(model: Model, stage: Stage, streams: Tensor) -> Tensor:
     """Residual streams of a stage's rows: embedded, handed on, or restored."""
     if stage.layers.start == 0:
@@ -77,7 +87,8 @@ def _entering(model: Model, stage: Stage, streams: Tensor) -> Tensor:
         return embedded.unsqueeze(1).expand(-1, model.geometry.hc_mult, -1)
     if stage.restored is None:
         return streams
-    rows, restored = stage.restored
+    rows, read = stage.restored
+    restored = read()
     entered = restored.new_empty(stage.rows.size, *restored.shape[1:])
     handed_on = torch.ones(stage.rows.size, dtype=torch.bool)
     handed_on[rows] = False
@@ -126,7 +137,8 @@ def _still(split: HeadSplit | None, go_on: Tensor) -> HeadSplit | None:
         return None
     keep = torch.isin(split.rows, go_on)
     rows = torch.searchsorted(go_on, split.rows[keep])
-    return HeadSplit(split.global_heads, rows, {layer: z[keep] for layer, z in split.restored.items()})
+    restored = split.restored
+    return HeadSplit(split.global_heads, rows, lambda layer: restored(layer)[keep])
 
 
 def _only(rows: RowSet, wanted: Tensor) -> RowSet:
@@ -162,5 +174,5 @@ def _projected(scope: Scope, p: Projections, rows: RowSet, split: HeadSplit | No
             z[picked] = attention(scope, p.of(picked), _only(rows, picked), heads)
     scope.counters.split_row_layers += len(split.rows)
     # Replaced, never added twice: a row is either whole (its Local heads ran) or restored.
-    z[split.rows] += split.restored[layer]
+    z[split.rows] += split.restored(layer)
     return z

@@ -43,7 +43,9 @@ def rank_by_indexer(
     probe = Segment(first, 0, total - first, closed=False)
     with Workspace(session.memory_space()) as memory:
         memory.allocate(probe, probe.length)
-        rows = RowSet(geometry, (memory.session([*known, probe]),), (torch.arange(first, total),))
+        probing = memory.session([*known, probe])
+        probing.reading = session.reading
+        rows = RowSet(geometry, (probing,), (torch.arange(first, total),))
         go_on = torch.arange(rows.size) if geometry.kinds[-1] is LayerKind.CSA else _nobody()
         stage = Stage(range(geometry.num_layers), rows, token_ids[first:], go_on=go_on)
         if probe.length:
@@ -80,6 +82,7 @@ def rank_by_deviation(
     own = Counters()
     _run_up_to(model, scratch, token_ids[: runs[-1].stop], layer, own, chunk)
     counters.add_probe(own)
+    session.require(layer)
     pairs = zip(_known(session, runs), _known(scratch, runs), strict=True)
     return torch.cat([_deviations(kept, fresh, layer, model.geometry.csa_ratio) for kept, fresh in pairs])
 

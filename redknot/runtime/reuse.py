@@ -6,7 +6,7 @@ stored ones; the stored bytes themselves are never written to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from redknot.artifact.schema import boundary_section, shard_section
 from redknot.latents.session import Session
 from redknot.latents.workspace import Workspace
+from redknot.model.geometry import Geometry
 from redknot.model.profile import Profile, Selector, Treatment
 from redknot.ops.moe import FanOut
 from redknot.plan.rows import KnownRun, Rows, pick_rows, protected_rows
@@ -42,7 +43,27 @@ def choose_rows(
             ranking = rank_by_deviation(model, session, scratch, runs, token_ids, profile.deviation_layer, counters)
     else:
         ranking = rank_by_indexer(model, session, runs, token_ids, counters)
+    session.require(geometry.num_layers - 1)  # before rows leave anything of their own over what was restored
     return pick_rows(total, runs, protected, ranking, profile, group, geometry.index_topk)
+
+
+def written_early(total: int, runs: Sequence[KnownRun], profile: Profile, geometry: Geometry) -> Tensor:
+    """Rows that may run before all layers of the known segments are filled, as a mask [total].
+
+    None where rows are picked: that takes all layers.
+    """
+    if profile.picks_rows:
+        return torch.zeros(total, dtype=torch.bool)
+    protected = protected_rows(total, runs, profile, geometry.window, geometry.csa_ratio)
+    in_fences, in_middle = _where(profile, protected)
+    return in_fences | in_middle
+
+
+def _where(profile: Profile, running: Tensor) -> tuple[Tensor, Tensor]:
+    """Of all rows, those that run in the fences and those in the middle, if ``running`` run everywhere: masks [n]."""
+    everywhere = torch.ones_like(running)
+    fences = profile.fence_layers > 0 and profile.fence_idle is Treatment.FULL
+    return everywhere if fences else running, running if profile.middle_idle is Treatment.SKIP else everywhere
 
 
 @torch.inference_mode()
@@ -86,10 +107,7 @@ class Stages:
     ) -> None:
         self.model, self.session, self.sources = model, session, sources
         self.token_ids, self.profile, self.rows = token_ids, profile, rows
-        everywhere = torch.ones_like(rows.protected)
-        fences = profile.fence_layers > 0 and profile.fence_idle is Treatment.FULL
-        self.in_fences = everywhere if fences else rows.running
-        self.in_middle = rows.running if profile.middle_idle is Treatment.SKIP else everywhere
+        self.in_fences, self.in_middle = _where(profile, rows.running)
         split = torch.zeros_like(rows.protected)
         if profile.middle_active is Treatment.GLOBAL_Z:
             split |= rows.active
@@ -135,7 +153,7 @@ class Stages:
                     self.token_ids[mine],
                     go_on,
                     fan_out=self._fan_out() if middle else None,
-                    split=self._head_split(span, mine) if middle else None,
+                    split=self._head_split(mine) if middle else None,
                     restored=self._restored(mine, positions[number - 1]) if number else None,
                 )
             )
@@ -145,24 +163,24 @@ class Stages:
         policy = self.profile.fan_out
         return None if policy is None else FanOut(policy.k_min, policy.tau)
 
-    def _restored(self, mine: Tensor, before: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _restored(self, mine: Tensor, before: Tensor) -> tuple[Tensor, Callable[[], Tensor]] | None:
         """Rows that did not run in the stage before, with their stored streams."""
         entering = (~torch.isin(mine, before)).nonzero().flatten()
         if not len(entering):
             return None
         shape = (self.model.geometry.hc_mult, self.model.geometry.hidden_size)
-        streams = self._gather(mine[entering], boundary_section("streams")).float()
-        return entering, streams.unflatten(-1, shape)
+        wanted = mine[entering]
+        return entering, lambda: self._gather(wanted, boundary_section("streams")).float().unflatten(-1, shape)
 
-    def _head_split(self, layers: range, mine: Tensor) -> HeadSplit | None:
+    def _head_split(self, mine: Tensor) -> HeadSplit | None:
         rows = self.split[mine].nonzero().flatten()
         if not len(rows):
             return None
-        shard = self.model.group.shard
-        restored = {
-            layer: self._gather(mine[rows], shard_section(layer, "zl", shard.rank, shard.world)).float()
-            for layer in layers
-        }
+        shard, wanted = self.model.group.shard, mine[rows]
+
+        def restored(layer: int) -> Tensor:
+            return self._gather(wanted, shard_section(layer, "zl", shard.rank, shard.world)).float()
+
         return HeadSplit(tuple(sorted(self.profile.global_heads)), rows, restored)
 
     def _gather(self, positions: Tensor, name: str) -> Tensor:

@@ -27,7 +27,7 @@ from redknot.runtime.forward import Stage, forward
 from redknot.runtime.layout import RowSet
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import CHUNK_ROWS
-from redknot.runtime.restore import Source, restore_blocks
+from redknot.runtime.restore import Source, restore
 
 _WINDOWS = b"windows"  # in a state's key, behind its artifact's; blocks of the artifact are numbered there
 
@@ -48,6 +48,8 @@ def rebuild_windows(
     PoolFullError or ArenaFullError without room for what lies in front of a run.
     """
     by_start = {segment.first: segment for segment in session.segments if segment.length}
+    if any(source.rebuild is not None for source in sources):
+        session.require(model.geometry.num_layers - 1)
     for source in sources:
         if source.rebuild is not None:
             _Rebuilding(model, memory, by_start[source.run.start], source, source.rebuild).run(counters, chunk)
@@ -103,11 +105,12 @@ class _Rebuilding:
         """Run the plan's rows; returns the state."""
         plan, before = self.plan, counters.row_layers
         segments = self._frame(scratch)
+        session = Session(segments, self.memory.space)
+        session.require(self.model.geometry.num_layers - 1)
         if plan.checkpoint:
             put_windows(
                 segments, plan.checkpoint - min(plan.checkpoint, self.model.geometry.window), self._checkpoint()
             )
-        session = Session(segments, self.memory.space)
         for lo in range(plan.first[0], plan.stop, chunk):
             forward(self.model, list(self._stages(session, lo, min(lo + chunk, plan.stop))), counters)
         counters.window_rows += plan.rows
@@ -123,7 +126,7 @@ class _Rebuilding:
         spans = ((0, min(cut, run.doc_start), False), (cut, run.doc_start, True))
         in_front = [(Segment(0, lo, hi, closed=True), windows) for lo, hi, windows in spans if lo < hi]
         for segment, windows in in_front:
-            restore_blocks(scratch, segment, self.source, windows=windows)
+            restore(scratch, segment, self.source, windows=windows)
         return [*(segment for segment, _ in in_front), inside]
 
     def _stages(self, session: Session, lo: int, hi: int) -> Iterator[Stage]:

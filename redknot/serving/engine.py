@@ -148,6 +148,7 @@ class ServingEngine:
         if served is not None:
             served.leave()
             if ended:
+                served.end()
                 del self._requests[request_id]
 
     def free_pages(self, pages: Iterable[int]) -> None:

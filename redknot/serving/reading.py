@@ -1,18 +1,13 @@
-"""Reading ahead: what a request will use of its artifacts is read and verified while it waits for its turn.
+"""How long a request waits for its artifacts: as long as that pays.
 
-A file system has no order that a request could rely on, so it waits for all of it, for as long as that pays: the
-break-even rule allows what running the rows that reuse skips would take. Never is a part of it used.
+The break-even rule allows what running the rows that reuse skips would take, at the rate at which prefills ran here.
 """
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from redknot.errors import RequestReason
-from redknot.runtime.library import Refused
 from redknot.serving.served import Served
 
 _THREADS = 2
@@ -40,28 +35,18 @@ class Readers:
     """Threads that read for the requests of one process; ``longest_s`` is the most that a request waits."""
 
     def __init__(self, longest_s: float) -> None:
-        self.longest_s = longest_s
+        self._longest_s = longest_s
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="redknot-read")
 
     def start(self, served: Served) -> None:
         """Begin to read what a request is to reuse."""
         if served.agreement is not None and served.sources:
-            served.reading = self._threads.submit(served.agreement.read, served.sources)
+            served.reading = served.agreement.reading(self._threads, served.sources)
 
-    def wait(self, served: Served, worth_s: float) -> None:
-        """Wait until everything was read, at most ``worth_s`` or a little; Refused where it was not, or cannot be."""
-        reading: Future[None] | None = served.reading
-        if reading is None:
-            return
-        started, limit = time.perf_counter(), min(max(worth_s, LEAST_WAIT_S), self.longest_s)
-        try:
-            reading.result(timeout=limit)
-        except FutureTimeout:
-            detail = f"artifacts were not read within {limit:.1f} s, and recomputing is faster than waiting on"
-            raise Refused(RequestReason.SECTION_LATE, detail) from None
-        finally:
-            wall = served.request.wall
-            wall["read_wait_s"] = wall.get("read_wait_s", 0.0) + time.perf_counter() - started
+    def limit(self, served: Served, worth_s: float) -> None:
+        """The request's turn has come: from now on it waits as long as is worth it, or a little."""
+        if served.reading is not None:
+            served.reading.limit(min(max(worth_s, LEAST_WAIT_S), self._longest_s))
 
     def close(self) -> None:
         """End the threads; what nobody began to read is dropped."""

@@ -24,7 +24,7 @@ from redknot.runtime.library import Refused
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import CHUNK_ROWS
 from redknot.runtime.restore import restored_session, segmented_session
-from redknot.runtime.reuse import Stages, choose_rows, require_copies
+from redknot.runtime.reuse import Stages, choose_rows, require_copies, written_early
 from redknot.runtime.windows import rebuild_windows
 from redknot.serving.admission import require
 from redknot.serving.batch import Piece
@@ -57,18 +57,27 @@ class RowRunner:
         started = time.perf_counter()
         if served.session is None or served.at != piece.start:
             self._begin(served, piece)
-        if served.stages is not None:
-            logits = self._reusing(served, served.stages, piece)
-        else:
-            logits = self._dense(served, piece)
+        logits = self._run(served, piece)
         served.at = piece.stop
         served.prefilled = piece.final
         wall, seconds = served.request.wall, time.perf_counter() - started
+        if served.reading is not None:
+            wall["read_wait_s"] = served.reading.waited
         if not served.reported:
             wall["ttft_forward_s"] = wall.get("ttft_forward_s", 0.0) + seconds
         if piece.final:
             self._rate.add(served.request.counters.flops, wall["ttft_forward_s"])
         return logits if piece.final else None
+
+    def _run(self, served: Served, piece: Piece) -> Tensor | None:
+        if served.stages is not None:
+            try:
+                return self._reusing(served, served.stages, piece)
+            except Refused as refused:  # a section that a later layer needs; nothing that ran is used
+                served.request.refuse(refused.reason, refused.detail)
+                self._give_up_reuse(served)
+                self._begin_dense(served, piece)
+        return self._dense(served, piece)
 
     def _begin(self, served: Served, piece: Piece) -> None:
         """A session that holds what is in front of the piece."""
@@ -78,15 +87,13 @@ class RowRunner:
             request.token_ids = torch.tensor(list(piece.known), dtype=torch.int64)
         request.counters = Counters()
         if request.reason is None and served.agreement is not None:
+            self._readers.limit(served, self._rate.seconds_of(self._skippable(served)))
             try:
-                self._readers.wait(served, self._rate.seconds_of(self._skippable(served)))
+                if self._begin_reuse(served, piece):
+                    return
             except Refused as refused:
                 request.refuse(refused.reason, refused.detail)
-            if served.agreement.vote(request) and self._begin_reuse(served, piece):
-                return
-            request.log_reason("dense")
-            if served.ask.reuse == "required":
-                require(served)
+            self._give_up_reuse(served)
         self._begin_dense(served, piece)
 
     def _begin_dense(self, served: Served, piece: Piece) -> None:
@@ -105,6 +112,14 @@ class RowRunner:
         served.at = segment.end
         self._count_cached(served)
 
+    def _give_up_reuse(self, served: Served) -> None:
+        """From here on the request runs dense, every row of it; an error where it must not."""
+        request = served.request
+        request.log_reason("dense")
+        request.rows, request.counters, served.stages = None, Counters(), None
+        if served.ask.reuse == "required":
+            require(served)
+
     def _skippable(self, served: Served) -> int:
         """FLOPs of the rows that reuse does not run, about."""
         tokens = len(served.request.token_ids)
@@ -119,9 +134,13 @@ class RowRunner:
         runs, total = [source.run for source in sources], len(request.token_ids)
         memory, room = request.workspace_of(self._space, _NAMESPACE), max(self._context - total, 1)
         if profile.reuses_rows:
-            session = restored_session(memory, sources, total, room, reserve=False)
+            written = written_early(total, runs, profile, self._model.geometry)
+            session = restored_session(
+                memory, sources, total, room, reserve=False, reading=served.reading, written=written
+            )
         else:
             session = segmented_session(memory, runs, total, room, reserve=False)
+            session.reading = served.reading
         request.wall["restore_s"] = time.perf_counter() - started
         served.session, served.keeps_pages = session, True
         served.at = self._adopt(served, session, piece, runs[0].start)
@@ -147,13 +166,17 @@ class RowRunner:
             for own, page in zip(piece.pages, pages, strict=False):
                 self._pages.alias(page, own)
         by_first = {segment.first: segment for segment in session.segments if segment.length}
-        for (first, number), handle in self._pages.blocks(pages).items():
+        found, end = self._pages.blocks(pages), len(pages) * self._size
+        for (first, number), handle in found.items():
             blocks = by_first[first].blocks
             assert blocks is not None  # it was restored
             blocks.adopt(number, handle)
+        for first, segment in by_first.items():
+            if segment.pending is not None and first < end:
+                segment.pending.adopted({number for place, number in found if place == first}, end - first)
         if pages:
             self._pages.restore(pages[-1], session)
-        return len(pages) * self._size
+        return end
 
     def _usable(self, piece: Piece, segments: Sequence[Segment]) -> list[int]:
         """The pages in front of a piece from which a session cut like this may go on: all, unless one was lost."""
@@ -232,8 +255,9 @@ class RowRunner:
 
     def _keep(self, served: Served, session: Session, piece: Piece) -> None:
         """Keep the pages that were just completed; without room for one, whoever looks for it runs its rows again."""
-        if not served.keeps_pages:
+        if not served.keeps_pages or not session.boundaries:
             return
+        session.require(self._model.geometry.num_layers - 1)  # where no row ran, nothing has asked for it yet
         for end in session.boundaries:
             for layer, tail in session.tails.items():
                 # No row of these pages ran in the layer, so its tail is what it was.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from redknot.latents.session import Session
 from redknot.runtime.agreement import Agreement
 from redknot.runtime.progress import Request
+from redknot.runtime.reading import Reading
 from redknot.runtime.restore import Source
 from redknot.runtime.reuse import Stages
 from redknot.serving.batch import Ask, CachedPages
@@ -24,7 +24,7 @@ class Served:
     exact: str | None = None  # the extra key of exact pages that it may see
     cached_pages: CachedPages | None = None
     sources: list[Source] = field(default_factory=list)  # certified; what is to be reused
-    reading: Future[None] | None = None  # of all that is used of them
+    reading: Reading | None = None  # of all that is used of them
     session: Session | None = None
     stages: Stages | None = None  # of a prefill that reuses
     at: int = 0  # rows [0, at) are in the session
@@ -39,3 +39,8 @@ class Served:
         self.session = self.stages = None
         self.at = 0
         self.prefilled = False
+
+    def end(self) -> None:
+        """It does not come back."""
+        if self.reading is not None:
+            self.reading.close()

@@ -74,7 +74,7 @@ def soak(count: int, seed: int, folder: Path) -> dict[str, int]:
         return LatentStore(config(folder, device=24, host=12, disk=40), eviction=policy, clock=lambda: now[0])
 
     gc.collect()  # what others left open ends now, and not between the two counts
-    threads, files = threading.active_count(), _open_files()
+    threads, files, before = threading.active_count(), _open_files(), _blocks_alive()
     mirror = Mirror(make, now, contents=200, keys=60)
     weights, does = zip(*operations(mirror, dice), strict=True)
     memory = 0
@@ -103,7 +103,7 @@ def soak(count: int, seed: int, folder: Path) -> dict[str, int]:
     store._table.expire()
     assert store._table._leases == []
     gc.collect()
-    alive = sum(type(found) is StoredBlock for found in gc.get_objects())
+    alive = _blocks_alive() - before
     # The heaps of GreedyDual may remember as many blocks that left as twice those that are there, and eight more.
     remembered = 0 if policy is Lru else 4 * len(store._table.index) + 16
     assert alive <= len(store._table.index) + remembered, "blocks that nobody can find are alive"
@@ -112,6 +112,10 @@ def soak(count: int, seed: int, folder: Path) -> dict[str, int]:
     assert threading.active_count() == threads
     assert _open_files() == files
     return counters
+
+
+def _blocks_alive() -> int:
+    return sum(type(found) is StoredBlock for found in gc.get_objects())
 
 
 def _open_files() -> int:

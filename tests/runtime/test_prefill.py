@@ -190,7 +190,7 @@ def test_heads_in_two_parts_equal_the_whole_layer(small: Oracle, global_heads: t
         row_set = RowSet(geometry, (session,), (rows,))
         last = geometry.num_layers - 1
         stages = [
-            Stage(range(last), row_set, ids, go_on=rows, split=HeadSplit(global_heads, picked, restored)),
+            Stage(range(last), row_set, ids, go_on=rows, split=HeadSplit(global_heads, picked, restored.__getitem__)),
             Stage(range(last, last + 1), row_set, ids, go_on=rows),
         ]
         assert widest(forward(small.model, stages, counters), expected) <= SAME
@@ -198,7 +198,7 @@ def test_heads_in_two_parts_equal_the_whole_layer(small: Oracle, global_heads: t
         few = torch.tensor([0, 39, 40, 77, 125, 131, 298, 299])
         session.tails.clear()
         stages = [
-            Stage(range(last), row_set, ids, go_on=few, split=HeadSplit(global_heads, picked, restored)),
+            Stage(range(last), row_set, ids, go_on=few, split=HeadSplit(global_heads, picked, restored.__getitem__)),
             Stage(
                 range(last, last + 1),
                 RowSet(geometry, (session,), (few,)),
@@ -236,7 +236,7 @@ def test_restored_streams_equal_streams_that_ran(small: Oracle) -> None:
                 row_set,
                 ids,
                 go_on=rows,
-                restored=(entering, torch.cat(capture.streams)[entering]),
+                restored=(entering, lambda: torch.cat(capture.streams)[entering]),
             ),
         ]
         assert widest(forward(small.model, stages, Counters()), expected) <= SAME

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from redknot.artifact.loaded import LoadedArtifact
 from redknot.artifact.store import ArtifactStore
-from redknot.errors import RequestReason
-from redknot.runtime.library import Refused
+from redknot.errors import StoreError
 from redknot.serving.batch import Ask
 from redknot.serving.engine import ServingEngine
 from redknot.serving.reading import LEAST_WAIT_S, Rate
@@ -106,24 +106,17 @@ def hold(engine: ServingEngine) -> None:
     """Nothing is read until ``release``."""
     gate = threading.Event()
     engine._gate = gate  # type: ignore[attr-defined]
-    libraries = engine.libraries
-    native = type(libraries).agreement
+    native = LoadedArtifact.section
 
-    def agreement(namespace, profile):
-        found = native(libraries, namespace, profile)
-        read = found.read
+    def late(artifact, name):
+        if threading.current_thread().name.startswith("redknot-read") and not gate.wait(30):
+            raise StoreError("never released")
+        return native(artifact, name)
 
-        def late(sources):
-            if not gate.wait(30):
-                raise Refused(RequestReason.STORE_UNAVAILABLE, "never released")
-            read(sources)
-
-        found.read = late
-        return found
-
-    libraries.agreement = agreement
+    engine._native = native  # type: ignore[attr-defined]
+    LoadedArtifact.section = late  # type: ignore[method-assign]
 
 
 def release(engine: ServingEngine) -> None:
     engine._gate.set()  # type: ignore[attr-defined]
-    engine.libraries.__dict__.pop("agreement", None)
+    LoadedArtifact.section = engine._native  # type: ignore[attr-defined,method-assign]
