@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from redknot.errors import RedKnotError
-from redknot.serving.batch import Ask
+from redknot.serving.batch import Admission, Ask
 from redknot.serving.engine import ServingEngine
 from sglang_patches.responses import KEY
 from sglang_patches.serving import engine
@@ -28,16 +28,16 @@ def create(original: Callable[..., Any], scheduler: Any, received: Any, *args: A
     if found is None:
         return request
     try:
-        _admit(found, scheduler, request)
+        admission = _admit(found, scheduler, request)
     except RedKnotError as error:
         request.set_finish_with_abort(str(error))
         return request
     # However a request ends, nothing of it is left when SGLang has let go of it.
-    weakref.finalize(request, found.release, request.rid)
+    weakref.finalize(request, found.release, request.rid, admission=admission)
     return request
 
 
-def _admit(found: ServingEngine, scheduler: Any, request: Any) -> None:
+def _admit(found: ServingEngine, scheduler: Any, request: Any) -> Admission:
     ids = request.origin_input_ids
     custom = request.sampling_params.custom_params or {}
     ask = Ask.parse(custom.get(KEY))
@@ -51,6 +51,7 @@ def _admit(found: ServingEngine, scheduler: Any, request: Any) -> None:
     namespace = custom.get(NAMESPACE)
     admission = found.admit(request.rid, ids, ask, namespace=namespace, arrived=custom.get(ARRIVED), cached_pages=pages)
     request.extra_key = _joined(own, admission.extra_key)
+    return admission
 
 
 def _joined(own: str | None, branch: str | None) -> str | None:

@@ -66,9 +66,9 @@ def _span(number: int, given: Any) -> Span:
     return Span(start, end, artifact_id)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Admission:
-    """What the server must know before it schedules a request."""
+    """What the server must know before it schedules a request; it stands for this request and no other."""
 
     extra_key: str | None  # the branch of the prefix cache that its pages belong to; None: the exact one
 

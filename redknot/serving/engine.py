@@ -111,8 +111,9 @@ class ServingEngine:
         """
         space = self._namespace if namespace is None else namespace
         served = self._admissions.admit(token_ids, ask, space, arrived, cached_pages)
+        served.admission = Admission(served.branch)
         self._requests[request_id] = served
-        return Admission(served.branch)
+        return served.admission
 
     def forward(self, pieces: Sequence[Piece]) -> Outcome:
         """Run the rows of some requests; a request that was never admitted runs dense.
@@ -129,6 +130,8 @@ class ServingEngine:
         steps: list[tuple[int, Piece, Served]] = []
         for number, piece in enumerate(pieces):
             served = self._requests.get(piece.request_id) or self._dense(piece)
+            if served.failed:  # a step that was on its way when the request failed
+                continue
             if served.prefilled and served.at == piece.start:
                 steps.append((number, piece, served))
                 continue
@@ -142,14 +145,18 @@ class ServingEngine:
                 self._fail(piece, error, outcome)
         self._decode(steps, outcome)
 
-    def release(self, request_id: str, *, ended: bool = True) -> None:
-        """Give back what a request holds; one that has not ended (a retracted one) may come back."""
+    def release(self, request_id: str, *, ended: bool = True, admission: Admission | None = None) -> None:
+        """Give back what a request holds; one that has not ended (a retracted one) may come back.
+
+        With ``admission`` it is that request alone, and no later one of the same id.
+        """
         served = self._requests.get(request_id)
-        if served is not None:
-            served.leave()
-            if ended:
-                served.end()
-                del self._requests[request_id]
+        if served is None or (admission is not None and served.admission is not admission):
+            return
+        served.leave()
+        if ended:
+            served.end()
+            del self._requests[request_id]
 
     def free_pages(self, pages: Iterable[int]) -> None:
         """The server gave up these pages."""
@@ -224,7 +231,9 @@ class ServingEngine:
         """End one request; its memory is given back, and the server is told why."""
         _log.error("request %s failed: %s", piece.request_id, error, exc_info=error)
         self.metrics.failed()
-        self.release(piece.request_id)
+        served = self._requests[piece.request_id]
+        served.leave()
+        served.failed = True  # until the server lets go of it
         assert isinstance(outcome.failures, dict)
         outcome.failures[piece.request_id] = f"{type(error).__name__}: {error}"
 

@@ -10,7 +10,7 @@ from redknot.runtime.progress import Request
 from redknot.runtime.reading import Reading
 from redknot.runtime.restore import Source
 from redknot.runtime.reuse import Stages
-from redknot.serving.batch import Ask, CachedPages
+from redknot.serving.batch import Admission, Ask, CachedPages
 
 
 @dataclass
@@ -32,6 +32,8 @@ class Served:
     keeps_pages: bool = True
     prefilled: bool = False
     reported: bool = False
+    failed: bool = False
+    admission: Admission | None = None
 
     def leave(self) -> None:
         """Give back all memory; the request may come back and go on from its pages."""

@@ -210,6 +210,7 @@ def test_a_failing_request_fails_alone(world, engine, monkeypatch):
     monkeypatch.setattr(engine._rows, "prefill", fails)
     server.run()
     assert bad.failure == "RuntimeError: the disk is on fire"
+    assert engine.state()["requests"] == 0
     assert agrees(good, expected(world, "turbo", prompt(world, 3), 6, "off"))
 
 
@@ -235,3 +236,32 @@ def test_malformed_wishes_are_refused_by_name(world, engine):
         engine.admit("x", [9] * 1100, Ask())
     with pytest.raises(ReuseUnavailableError, match="nothing_to_reuse"):
         engine.admit("x", document(60, 1), Ask(reuse="required"))
+
+
+def test_a_step_that_was_on_its_way_when_its_request_failed(world, engine, monkeypatch):
+    """A server that schedules ahead sends one more step; it is not a new request."""
+    server = MiniServer(engine, PAGES, 1024)
+    job = server.submit("a", prompt(world, 3), 6, OFF)
+    server.step()
+    piece = server._piece(job)
+
+    def fails(*_):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(engine._rows, "steps", fails)
+    assert set(engine.forward([piece]).failures) == {"a"}
+    again = engine.forward([piece])
+    assert not again.failures
+    assert not again.logits.any()
+    engine.release("a")
+    assert engine.state()["requests"] == 0
+
+
+def test_the_end_of_one_request_is_not_that_of_a_later_one_of_its_name(world, engine):
+    first = engine.admit("same", prompt(world, 3), OFF)
+    engine.release("same")
+    engine.admit("same", prompt(world, 1), OFF)
+    engine.release("same", admission=first)
+    assert engine.state()["requests"] == 1
+    engine.release("same")
+    assert engine.state()["requests"] == 0
