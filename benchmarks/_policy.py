@@ -138,14 +138,18 @@ def measure(blocks: int, requests: int, seed: int, rounds: int) -> dict[str, Any
                 raise SystemExit(f"the books of the store do not balance: {wrong}")
         return seconds
 
-    def radix() -> float:
-        side = _radix.RadixSide(blocks, trace.block_tokens)
-        ids_of = [array("q", array("i", text)) for text in tokens]
-        seconds = _replay(
-            trace, side, lambda ids: array("q", [n for i in ids for n in ids_of[i]]), lambda ids: ids_of[ids[0]]
-        )
-        hits["SGLang radix cache"] = side.hits
-        return seconds
+    def radix(name: str, make: Callable[[], _radix.RadixSide]) -> Callable[[], float]:
+        def run() -> float:
+            side = make()
+            seconds = _replay(
+                trace, side, lambda ids: array("q", [n for i in ids for n in ids_of[i]]), lambda ids: ids_of[ids[0]]
+            )
+            hits[name] = side.hits
+            if wrong := side.recount():
+                raise SystemExit(f"the pages of {name} are not all free again: {wrong}")
+            return seconds
+
+        return run
 
     sides = {"store": store}
     for queue_name, queue in (("deque", deque), ("linked queue", LinkedQueue)):
@@ -154,7 +158,8 @@ def measure(blocks: int, requests: int, seed: int, rounds: int) -> dict[str, Any
         sides[name] = nano(name, HashingBlockManager, queue, tokens)
     missing = _radix.missing()
     if missing is None:
-        sides["SGLang radix cache"] = radix
+        ids_of = [array("q", array("i", text)) for text in tokens]
+        sides |= {name: radix(name, make) for name, make in _radix.sides(blocks, trace.block_tokens).items()}
     in_turns(sides, 1)
     seconds = in_turns(sides, rounds)
     prompts = [len(event.blocks) for event in trace.events if event.kind == ARRIVE]

@@ -11,7 +11,9 @@ is there, the baseline (`_nano_vllm.py`) up to the first that is not. It does a 
 checks, tiers and counters. A deque, as in the published design, is searched for a free block that is found again; a
 linked queue, which the published design does not have, is not. `keys` are given to both sides, ready made; `hashing`
 brings tokens to the baseline, which hashes and compares them, and keys to the store. The target is the published
-design, the deque. Policy and payload are in seconds of the thread's processor, disk is in seconds of the clock.
+design, the deque. SGLang's trees (`_radix.py`) stand beside where it is installed (`pip install '.[sglang]'`, no GPU
+needed): they are brought tokens, compare them, and keep a slot for each. Policy and payload are in seconds of the
+thread's processor, disk is in seconds of the clock.
 
 Payload: `seal` by content against a copy of the same bytes (one thread, working set beyond the last cache): of fresh
 contents (hash, look up, install), and of contents that are there (hash, look up, compare, share).
@@ -63,7 +65,9 @@ def print_policy(found: list[dict[str, Any]]) -> None:
                 line += f"  {_interval(side['ratio'])}{_mark(side['ratio'], 'policy') if side['target'] else ''}"
             print(line)
     if found[0]["radix_missing"]:
-        print(f"SGLang's radix cache: not measured, because it cannot be imported ({found[0]['radix_missing']})")
+        print(f"SGLang's trees: not measured, because they cannot be imported ({found[0]['radix_missing']})")
+    else:
+        print(f"SGLang {found[0]['sglang']}: its servers build the unified tree; neither tree is a target")
 
 
 def print_payload(rows: list[dict[str, Any]]) -> None:
