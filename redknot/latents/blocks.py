@@ -97,12 +97,11 @@ class BlockTable:
     def take_device(self, count: int) -> list[int]:
         """Slots of the device pool, of blocks that leave it if need be; PoolFullError, which changes nothing."""
         short = count - self.device.free
-        if short > 0 and (self._leases or short > len(self.policies[DEVICE])) and count > self.room():
+        if short <= 0:
+            return self.device.take_up_to(count)
+        if (self._leases or short > len(self.policies[DEVICE])) and count > self.room():
             raise self.pool_full(count)
-        slots = self.device.take_up_to(count)
-        if short > 0:
-            slots += self._take_over(short)
-        return slots
+        return self.device.take_up_to(count) + self._take_over(short)
 
     def _take_over(self, count: int) -> list[int]:
         """The slots, still live, of blocks that leave the device pool; the caller knows that so many may."""

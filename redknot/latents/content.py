@@ -20,20 +20,21 @@ ADDRESS_BYTES = 32
 _BY_CONTENT, _BY_CALLER = b"#", b"="
 
 
-class Name(bytes):
+class Name(str):
     """What a sealed block can be found under; made by ``content_name`` and ``caller_name``.
 
-    As bytes, which keep their hash: tables of names are what the policy path spends its time in. They are the namespace
-    behind its length, and the key.
+    As a string, which keeps its hash and may have slots: tables of names and the look at a namespace are what the
+    policy path spends its time in. It is the namespace behind its length, and the key, a character for each byte.
     """
 
+    __slots__ = ("key", "namespace")
     namespace: str
     key: bytes
 
     def __new__(cls, namespace: str, key: bytes) -> Name:
         """A name, equal to those of equal namespace and key."""
         space = namespace.encode()
-        made = super().__new__(cls, len(space).to_bytes(8, "little") + space + key)
+        made = super().__new__(cls, (len(space).to_bytes(8, "little") + space + key).decode("latin-1"))
         made.namespace, made.key = namespace, key
         return made
 

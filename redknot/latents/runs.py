@@ -6,6 +6,7 @@ Every method expects its caller to hold the lock of the table, once for a whole 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 
 from redknot.latents.blocks import IN_DEVICE, BlockTable, StoredBlock
 from redknot.latents.content import Name
@@ -68,17 +69,14 @@ class RunTable(BlockTable):
 
     def match(self, names: Sequence[Name]) -> Match:
         """A run of the blocks under some names that are in the device pool."""
-        get, tell = self.index.get, self.policies[DEVICE].discard
-        blocks: list[StoredBlock | None] = []
+        tell = self.policies[DEVICE].discard
+        blocks = list(map(self.index.get, names))
         holes = []
-        for name in names:
-            block = get(name)
+        for number, block in enumerate(blocks):
             if block is None or block.device is None:
-                holes.append(len(blocks))
-                blocks.append(None)
-                continue
-            blocks.append(block)
-            if block.refs:
+                holes.append(number)
+                blocks[number] = None
+            elif block.refs:
                 block.refs += 1
             elif block.cached == IN_DEVICE:  # as ``hold`` does it
                 block.refs = 1
@@ -90,17 +88,17 @@ class RunTable(BlockTable):
 
     def open(self, held: Held, namespace: str, more: int) -> int:
         """Open blocks where a run has none, and ``more`` behind; how many, or PoolFullError, which changes nothing."""
-        holes = held.holes
+        blocks, holes = held.blocks, held.holes
         count = len(holes) + more
-        slots = self.take_device(count)
-        opened = [StoredBlock(namespace, slot) for slot in slots]
-        if holes:
-            for number, block in zip(holes, opened, strict=False):
-                held.blocks[number] = block
-            held.holes = []
-            held.blocks += opened[len(holes) :]
+        opened = list(map(StoredBlock, repeat(namespace), self.take_device(count)))
+        first = holes[0] if holes else len(blocks)
+        if len(blocks) - first == len(holes):  # all from there on, as behind a prefix that is known
+            blocks[first:] = opened
         else:
-            held.blocks += opened
+            for number, block in zip(holes, opened, strict=False):
+                blocks[number] = block
+            blocks += opened[len(holes) :]
+        held.holes = []
         return count
 
     def commit(self, held: Held, names: Sequence[Name], start: int, cost: float) -> None:
@@ -113,14 +111,13 @@ class RunTable(BlockTable):
                 if block is None or block.sealed or block.refs > 1 or block.namespace != name.namespace:
                     if block is None or block.name is not name:
                         self._require_name(number, block, name)
-                elif name in index:
-                    self.share(held, number, index[name])
-                else:
+                elif (other := index.setdefault(name, block)) is block:
                     block.sealed = True
                     block.cost = cost
                     block.name = name
-                    index[name] = block
                     installed += 1
+                else:
+                    self.share(held, number, other)
         finally:
             self.counters["installs"] += installed
 

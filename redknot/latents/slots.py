@@ -33,6 +33,8 @@ class Slots:
 
     def take_up_to(self, count: int) -> list[int]:
         """As many free slots as there are, ``count`` at most; live from now on."""
+        if not self._free:
+            return []
         taken = self._free[: -count - 1 : -1]
         del self._free[len(self._free) - len(taken) :]
         for slot in taken:

@@ -131,6 +131,14 @@ def test_a_key_of_the_caller_is_no_hash_and_is_not_empty(store: LatentStore) -> 
         store.seal(opened(store, "a"), key=b"")
 
 
+def test_names_are_the_same_by_namespace_and_key_alone() -> None:
+    parts = [(space, key) for space in ("a", "ab", "é", "文") for key in (b"=", b"b=", b"\xe9", b"\xc3\xa9", bytes(9))]
+    made = [Name(*part) for part in parts]
+    assert [(name.namespace, name.key) for name in made] == parts
+    assert len(set(made)) == len(parts)
+    assert {name: number for number, name in enumerate(made)} == {Name(*part): n for n, part in enumerate(parts)}
+
+
 def test_a_commit_looks_at_no_bytes(store: LatentStore) -> None:
     runs = [store.allocate("a"), store.allocate("a", 3)]
     store.commit(runs[0], names(range(1)))
