@@ -6,6 +6,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any
 
 from redknot.errors import RedKnotError
@@ -70,10 +71,13 @@ def _cached(tree: Any, ids: array[int], key: str | None, salt: str | None) -> li
     found = tree.match_prefix(
         MatchPrefixParams(key=RadixKey(ids, extra_key=key, limit=max(len(ids) - 1, 0), cache_salt=salt))
     )
-    length = found.device_prefix_len
-    if not length:
+    if not found.device_prefix_len:
         return []
-    slots = tree.path_device_indices(found.last_device_node)[:length:size]
+    # The tree reads these of a request: where its match ends, and which root its branch has.
+    matched = SimpleNamespace(
+        rid="", prefix_len=found.device_prefix_len, last_node=found.last_device_node, extra_key=key, cache_salt=salt
+    )
+    slots = tree.prefix_device_indices(matched)[::size]
     pages: list[int] = (slots // size).tolist()
     return pages
 
@@ -97,5 +101,6 @@ def fail(request: Any, message: str) -> None:
     """End one request with an error, without its pages entering the tree; every rank does the same."""
     from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
-    request.discard_output_reason = FINISH_ABORT(message, HTTPStatus.INTERNAL_SERVER_ERROR)
+    # A prefill's result is looked up in the first, a decode step's in the second.
+    request.discard_output_reason = request.to_finish = FINISH_ABORT(message, HTTPStatus.INTERNAL_SERVER_ERROR)
     request.skip_radix_cache_insert = True

@@ -25,7 +25,7 @@ async def generate(
 ) -> AsyncIterator[Any]:
     """Hook: around every request of every endpoint. ValueError, which is a 400, for one that cannot be served."""
     if hasattr(received, "sampling_params"):
-        _refuse_prompt_logprobs(received)
+        _refuse(received)
         received.sampling_params = _stamped(received.sampling_params, _namespace(manager, request))
     async for output in original(manager, received, request):
         for number, item in enumerate(output if isinstance(output, list) else [output]):
@@ -33,7 +33,25 @@ async def generate(
         yield output
 
 
-def _refuse_prompt_logprobs(received: Any) -> None:
+# Of a request: what it means when it is set, and cannot be answered rightly by rows that may not have run.
+_REFUSED = {
+    "input_embeds": "embeddings as input",
+    "positional_embed_overrides": "embeddings as input",
+    "return_hidden_states": "hidden states",
+    "return_routed_experts": "routed experts",
+    "return_indexer_topk": "indexer choices",
+    "session_params": "sessions",
+    "image_data": "images",
+    "video_data": "videos",
+    "audio_data": "audio",
+}
+
+
+def _refuse(received: Any) -> None:
+    """ValueError for what cannot be had."""
+    for name, meaning in _REFUSED.items():
+        if getattr(received, name, None):
+            raise ValueError(f"{meaning} cannot be had with --enable-redknot")
     wanted, start = received.return_logprob, received.logprob_start_len
     starts = start if isinstance(start, list) else [start]
     if wanted and any(one is not None and one >= 0 for one in starts):
