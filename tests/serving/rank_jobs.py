@@ -26,7 +26,7 @@ def serve(group: TorchGroup, folder: Path) -> list[dict[str, Any]]:
         jobs["profile"],
         pages=128,
         requests=8,
-        context=1024,
+        context=jobs.get("context", 1024),
         group=group,
         read_timeout_s=1.0,
     )
@@ -52,6 +52,7 @@ def serve(group: TorchGroup, folder: Path) -> list[dict[str, Any]]:
             "cached": job.cached,
             "arm": job.report["arm"] if job.report else "",
             "reason": str(job.report["reason"]) if job.report else "",
+            "detail": job.report["detail"] if job.report else "",
             "reused": job.report["reused_tokens"] if job.report else 0,
             "seconds": seconds,
             "wrong": wrong,

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from redknot.artifact.store import ArtifactStore
+from redknot.model.profile import SHIPPED
+from tests.kit.oracle import Oracle
 from tests.kit.ranks import run_ranks
-from tests.kit.requests import BOS, document
+from tests.kit.requests import BOS, ROOT, document, publish
 from tests.serving.conftest import World
 
 
@@ -21,11 +23,48 @@ def prompts(world: World) -> list[tuple[list[int], str]]:
     return [(first, "auto"), (second, "auto"), (first, "off")]
 
 
+@pytest.fixture(scope="module")
+def flash_like(wide: Oracle, tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A random checkpoint of eight output groups, as Flash has, and stores of two documents for 1, 4 and 8 ranks."""
+    folder = tmp_path_factory.mktemp("flash-like")
+    checkpoint = folder / "model"
+    shutil.copytree(wide.path, checkpoint)
+    shutil.copy(ROOT / "models/nano/tokenizer.json", checkpoint)  # its hash is asked for, nothing is tokenised
+    documents = [[1 + token % 380 for token in document(length, seed)] for seed, length in enumerate((300, 515))]
+    for size in (1, 4, 8):
+        publish(checkpoint, folder / f"store-{size}", documents, [SHIPPED["combined"], SHIPPED["turbo"]], tp_size=size)
+    return World(checkpoint, folder / "store-1", documents, {})
+
+
+@pytest.mark.parametrize("profile", ["combined", "turbo"])
+@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_ranks_of_eight_groups_answer_as_one_does(flash_like, tmp_path, ranks, profile):
+    """``combined`` reads what is sharded by rank, from artifacts that were built for as many."""
+    question = [1 + token % 380 for token in document(20, 9)]
+    ids = [*flash_like.documents[0], *flash_like.documents[1], *question]
+    jobs = {"requests": [(ids, "required"), (ids, "off")], "chunk": 256, "context": 2048}
+    [alone] = run(flash_like, tmp_path / "one", 1, profile, **jobs)
+    store = str(flash_like.store.with_name(f"store-{ranks}"))
+    for rank in run(flash_like, tmp_path / "many", ranks, profile, stores=[store] * ranks, **jobs):
+        same(rank, alone)
+        assert rank[0]["reused"] == alone[0]["reused"] > 0
+
+
+def test_what_was_built_for_one_rank_is_refused_by_name_at_four(flash_like, tmp_path):
+    ids = [*flash_like.documents[0], *flash_like.documents[1], 7, 8, 9]
+    jobs = {"requests": [(ids, "auto")], "chunk": 256, "context": 2048}
+    for rank in run(flash_like, tmp_path, 4, "combined", **jobs):
+        assert rank[0]["arm"] == "dense"
+        assert rank[0]["reason"] == "geometry_mismatch"
+        assert "artifact built for TP size 1, served at TP size 4" in rank[0]["detail"]
+
+
 def run(world: World, folder: Path, ranks: int, profile: str = "rowsparse", **jobs: Any) -> list[list[dict[str, Any]]]:
     folder.mkdir(exist_ok=True)
     stores = [str(world.store)] * ranks
     content = {"checkpoint": str(world.checkpoint), "stores": stores, "profile": profile, "chunk": 64, "length": 6}
-    (folder / "jobs.json").write_text(json.dumps(content | {"requests": prompts(world)} | jobs))
+    jobs["requests"] = jobs.get("requests") or prompts(world)
+    (folder / "jobs.json").write_text(json.dumps(content | jobs))
     return run_ranks(ranks, "tests.serving.rank_jobs:serve", folder)
 
 
