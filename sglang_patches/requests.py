@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from array import array
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ from redknot.serving.batch import Admission, Ask
 from redknot.serving.engine import ServingEngine
 from sglang_patches.responses import KEY
 from sglang_patches.serving import engine
+
+_log = logging.getLogger(__name__)
 
 REQUESTS = "redknot_requests"  # in a batch's model_specific_states
 # In custom_params, put there by the process that speaks HTTP, whatever a client wrote.
@@ -32,6 +35,11 @@ def create(original: Callable[..., Any], scheduler: Any, received: Any, *args: A
         admission = _admit(found, scheduler, request)
     except RedKnotError as error:
         request.set_finish_with_abort(str(error))
+        return request
+    except Exception as error:  # noqa: BLE001  one that leaves this hook ends every rank, and the server with them
+        _log.exception("request %s could not be admitted", request.rid)
+        message = f"{type(error).__name__}: {error}"
+        request.set_finish_with_abort(message, HTTPStatus.INTERNAL_SERVER_ERROR, "InternalServerError")
         return request
     # However a request ends, nothing of it is left when SGLang has let go of it.
     weakref.finalize(request, found.release, request.rid, admission=admission)
