@@ -1,0 +1,1 @@
+"""LongBench and LongBench-E: the benchmark's table of sets, rows, prompts and scores."""
