@@ -1,0 +1,1 @@
+"""RULER: rows as published, their parts, and the two string matches."""
