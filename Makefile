@@ -1,38 +1,51 @@
 # The two commands: `make demo` and `make test`. Both set up .venv first, and again only when the packaging changes.
+# SGLang pins what it runs with, so that the tests of the plugin and the server have a second environment.
 #
-#   PYTHON       interpreter that makes the virtual environment (3.11 or newer)
-#   PIP          installer to use inside it
-#   CONSTRAINTS  constraints file; empty for none (GPU machines)
+#   PYTHON       interpreter that makes the virtual environments (3.11 or newer)
+#   PIP          installer to use inside them
+#   CONSTRAINTS  constraints file of the first one; empty for none (GPU machines)
 
 PYTHON ?= python3
 VENV ?= .venv
+VENV_SGLANG ?= .venv-sglang
 BIN := $(VENV)/bin
-PIP ?= $(BIN)/python -m pip
+PIP ?= $(@D)/bin/python -m pip
 CONSTRAINTS ?= constraints-cpu.txt
-INSTALL = $(PIP) --disable-pip-version-check -qq install $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+INSTALL = $(PIP) --disable-pip-version-check -qq install
 
 DEMO_STAMP := $(VENV)/.installed-demo
 DEV_STAMP := $(VENV)/.installed-dev
+SGLANG_STAMP := $(VENV_SGLANG)/.installed
+SGLANG_TESTS := $(wildcard tests/sglang_patches tests/e2e/server)
 
-.PHONY: help venv demo test soak lint format typecheck bench clean distclean
+.PHONY: help venv venv-sglang demo test test-redknot test-sglang soak lint format typecheck bench clean distclean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo       install what the demo needs and run it"
 	@echo "make test       install everything, then lint, type check and run the tests (PYTEST_ARGS=...)"
+	@echo "make test-redknot, make test-sglang   the tests of one environment: $(VENV), $(VENV_SGLANG)"
 	@echo "make venv       set up $(VENV) with the dev and eval extras"
+	@echo "make venv-sglang   set up $(VENV_SGLANG) with the sglang and dev extras"
 	@echo "make soak       the slow tests: many random operations and killed processes on the latent store, eight ranks"
 	@echo "make lint       ruff: rules and formatting        make format     let ruff repair both"
 	@echo "make typecheck  mypy, strict on redknot/          make bench      run benchmarks/ (BENCH_ARGS=...)"
-	@echo "make clean      remove caches and build outputs   make distclean  and $(VENV)"
+	@echo "make clean      remove caches and build outputs   make distclean  and the environments"
 
 venv: $(DEV_STAMP)
+
+venv-sglang: $(SGLANG_STAMP)
 
 demo: $(DEMO_STAMP)
 	@$(BIN)/redknot demo $(DEMO_ARGS)
 
-test: lint typecheck
+test: lint typecheck test-redknot test-sglang
+
+test-redknot: $(DEV_STAMP)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-sglang: $(SGLANG_STAMP)
+	@$(VENV_SGLANG)/bin/python -m pytest $(SGLANG_TESTS) $(PYTEST_ARGS)
 
 soak: $(DEV_STAMP)
 	@$(BIN)/python -m tests.latents.soak --operations 200000 --seed 0
@@ -59,25 +72,31 @@ bench: $(DEV_STAMP)
 
 clean:
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
-	@find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +
+	@find . \( -path ./$(VENV) -o -path ./$(VENV_SGLANG) \) -prune -o -type d -name __pycache__ -exec rm -rf {} +
 
 distclean: clean
-	@rm -rf $(VENV)
+	@rm -rf $(VENV) $(VENV_SGLANG)
 
 # A Python without ensurepip cannot give the new environment a pip, but its own pip can.
-$(BIN)/python:
+$(BIN)/python $(VENV_SGLANG)/bin/python: %/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "redknot needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
-	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 \
-		|| { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip -qq --python $@ install pip; }
+	@$(PYTHON) -m venv $* >/dev/null 2>&1 \
+		|| { $(PYTHON) -m venv --clear --without-pip $* && $(PYTHON) -m pip -qq --python $@ install pip; }
 
 $(DEMO_STAMP): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "installing redknot into $(VENV); the first time takes a few minutes"
-	@$(INSTALL) -e '.[demo]'
+	@$(INSTALL) $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[demo]'
 	@touch $@
 
 # The extras of the tests include those of the demo.
 $(DEV_STAMP): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "installing redknot with its test tools into $(VENV); the first time takes a few minutes"
-	@$(INSTALL) -e '.[dev,eval]'
+	@$(INSTALL) $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[dev,eval]'
 	@touch $@ $(DEMO_STAMP)
+
+# No constraints: SGLang pins a build of torch that they exclude.
+$(SGLANG_STAMP): pyproject.toml | $(VENV_SGLANG)/bin/python
+	@echo "installing redknot with SGLang into $(VENV_SGLANG); the first time takes several minutes"
+	@$(INSTALL) -e '.[sglang,dev]'
+	@touch $@

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -9,6 +11,23 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.kit.oracle import Oracle
+
+# Folders that need the `sglang` extra, which has an environment of its own.
+_TESTS = Path(__file__).parent
+NEED_SGLANG = (_TESTS / "sglang_patches", _TESTS / "e2e" / "server")
+HAS_SGLANG = find_spec("sglang") is not None
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    left_out = not HAS_SGLANG and any(collection_path.is_relative_to(folder) for folder in NEED_SGLANG)
+    return True if left_out else None
+
+
+def pytest_report_header() -> str | None:
+    if HAS_SGLANG:
+        return None
+    folders = " and ".join(path.relative_to(_TESTS.parent).as_posix() for path in NEED_SGLANG)
+    return f"without sglang: {folders} are left out; `make test-sglang` runs them"
 
 
 # The same examples on every machine, however slow it is; `--hypothesis-profile=thorough` draws many new ones.
