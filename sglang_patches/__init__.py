@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def activate(
     model_path: str | Path,
     *,
+    store: str | Path,
     device: str = "cpu",
-    store: str | Path | None = None,
     profile: str = "rowsparse",
     config: str | Path | None = None,
     tp_size: int = 1,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -27,36 +26,35 @@ def read_wish(argv: Sequence[str]) -> Wish:
 
     What cannot be read is left for SGLang to complain about.
     """
-    given = _from_file(_value(argv, ("--config",)))
-    device = _value(argv, ("--device",)) or given.get("device")
-    size = _value(argv, ("--tp-size", "--tensor-parallel-size", "--tp"))
-    if size is None:
-        size = str(given.get("tp-size", given.get("tensor-parallel-size", given.get("tp", 1))))
+    words = [*_from_file(argv), *argv]
+    size = _value(words, ("--tp-size", "--tensor-parallel-size", "--tp")) or ""
     return Wish(
-        enabled=ENABLE in argv or given.get("enable-redknot") is True,
-        device=None if device is None else str(device),
+        enabled=ENABLE in words,
+        device=_value(words, ("--device",)),
         tp_size=int(size) if size.isascii() and size.isdigit() and int(size) else 1,
         help="-h" in argv or "--help" in argv,
     )
 
 
-def _value(argv: Sequence[str], names: Sequence[str]) -> str | None:
+def _value(words: Sequence[str], names: Sequence[str]) -> str | None:
     """The last value of an option, as the parser takes it."""
     found = None
-    for number, word in enumerate(argv):
+    for number, word in enumerate(words):
         name, separator, value = word.partition("=")
         if name in names:
-            found = value if separator else argv[number + 1] if number + 1 < len(argv) else None
+            found = value if separator else words[number + 1] if number + 1 < len(words) else None
     return found
 
 
-def _from_file(path: str | None) -> Mapping[str, Any]:
-    if path is None:
-        return {}
+def _from_file(argv: Sequence[str]) -> list[str]:
+    """A configuration file as words of a command line. As SGLang does it: ``--config=FILE`` is not read."""
+    if "--config" not in argv[:-1]:
+        return []
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return {}
-    if not isinstance(content, Mapping):
-        return {}
-    return {str(key).replace("_", "-"): value for key, value in content.items()}
+        content = yaml.safe_load(Path(argv[argv.index("--config") + 1]).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return []
+    words = []
+    for key, value in content.items() if isinstance(content, Mapping) else ():
+        words += [f"--{key}"] if value is True else [f"--{key}", str(value)] if value is not False else []
+    return words

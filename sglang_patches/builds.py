@@ -100,19 +100,20 @@ class Builds:
                     preexec_fn=_yield_to_requests,
                 )
             self._end(build, done)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
             build.state, build.error = "failed", str(error)
         finally:
             build.seconds = time.perf_counter() - started
 
     def _end(self, build: Build, done: subprocess.CompletedProcess[str]) -> None:
-        if done.stdout:
+        if done.returncode != 0:
+            last = done.stderr.strip().splitlines()
+            build.error = last[-1] if last else f"the builder ended with {done.returncode}"
+        try:  # also of a build that some documents failed
             build.result = json.loads(done.stdout)
-        if done.returncode == 0:
-            build.state = "done"
-            return
-        last = done.stderr.strip().splitlines()
-        build.state, build.error = "failed", last[-1] if last else f"the builder ended with {done.returncode}"
+        except ValueError:
+            build.error = build.error or "the builder's result cannot be read"
+        build.state = "failed" if build.error else "done"
 
 
 def _yield_to_requests() -> None:

@@ -14,12 +14,20 @@ _CPU = {
     "SGLANG_NCCL_SO_PATH": "/nonexistent/libnccl.so",
 }
 _MODELS = "SGLANG_EXTERNAL_MODEL_PACKAGE"
+_UNHOOKED = ("SGLANG_RUST_SERVER", "SGLANG_GRPC_PORT")
 _BINDING = "SGLANG_CPU_OMP_THREADS_BIND"
 
 
 def enabled() -> bool:
     """Whether this process, or the one that started it, serves with the plugin."""
     return os.environ.get(ENABLED) == "1"
+
+
+def unhooked_server() -> str | None:
+    """The variable, if any, that makes SGLang open a server which none of our hooks reaches, in Rust."""
+    return next(
+        (name for name in _UNHOOKED if os.environ.get(name, "").lower() not in ("", "0", "false", "no", "n")), None
+    )
 
 
 def enable_cpu(tp_size: int) -> None:

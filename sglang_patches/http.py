@@ -42,8 +42,11 @@ class ApiKeys:
         self._keys = [(f"Bearer {key}".encode(), namespace) for key, namespace in keys.items()]
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and not scope["path"].startswith(_OPEN):
+        if scope["type"] != "lifespan" and not scope["path"].startswith(_OPEN):
             namespace = self._namespace(scope)
+            if namespace is None and scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})  # before it was accepted: a 403
+                return
             if namespace is None:
                 error = {"error": {"message": "no such API key", "type": "Unauthorized", "code": 401}}
                 await JSONResponse(error, status_code=401)(scope, receive, send)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from redknot.errors import RedKnotError
+from redknot.errors import ConfigError, RedKnotError
+from sglang_patches import environment
 from sglang_patches.options import Options, add_arguments, defaults, one_line, refuse_unsupported
 
 ATTRIBUTE = "_redknot"  # of ServerArgs; underscore attributes stay writable, and travel to the ranks
@@ -20,19 +21,41 @@ def add_cli_args(_: object, parser: argparse.ArgumentParser) -> None:
 
 def from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
     """Hook: around the making of SGLang's arguments. A user's mistake ends the process with one line."""
-    if not args.enable_redknot:
-        return original(cls, args)
     try:
-        refuse_unsupported(args)
+        if not args.enable_redknot:
+            raise ConfigError(f"{environment.ENABLED} is set, but --enable-redknot is not given")
         options = Options.read(args.model_path, args.redknot_store, args.redknot_profile, args.redknot_config)
-        for name, value in defaults(options, vars(args)).items():
-            setattr(args, name, value)
+        adapt(args, options, vars(args))
     except RedKnotError as error:
         print(one_line(error), file=sys.stderr)
         raise SystemExit(2) from None
     result = original(cls, args)
     setattr(result, ATTRIBUTE, options)
     return result
+
+
+def is_diffusion(_: object, __: str) -> bool:
+    """Hook: around the question whether a model makes pictures; for a name it would be asked of a model hub."""
+    return False
+
+
+def adapt(args: Any, options: Options, given: Mapping[str, Any]) -> None:
+    """Set what this model needs of SGLang's arguments; ConfigError for what it cannot do. ``given`` are the user's."""
+    refuse_unsupported(args)
+    if not environment.enabled():
+        raise ConfigError(
+            "this process was not prepared for the CPU; write --device cpu in full, and leave SGLANG_PLATFORM unset"
+        )
+    if variable := environment.unhooked_server():
+        raise ConfigError(
+            f"{variable} cannot be used with --enable-redknot: that server knows no API keys and no reports"
+        )
+    if args.api_key and options.config.api_keys:
+        raise ConfigError("--api-key and the api_keys of --redknot-config cannot be used together")
+    environment.enable_cpu(args.tp_size)
+    for name, value in defaults(options, given).items():
+        setattr(args, name, value)
+    setattr(args, ATTRIBUTE, options)
 
 
 def options_of(server_args: Any) -> Options | None:

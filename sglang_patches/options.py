@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -23,15 +23,18 @@ _NANO = "nano"
 _SHIPPED_NANO = Path(redknot.__file__).resolve().parents[1] / "models" / "nano"
 
 
+Name = Annotated[str, Field(min_length=1)]
+
+
 class ServerConfig(BaseModel):
     """The file of ``--redknot-config``: what is not an option of its own. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    namespace: str = Field(default="default", min_length=1)  # of a request without an API key of its own
-    shared_namespace: str | None = None  # whose documents every other namespace sees too
-    api_keys: dict[str, str] = Field(default_factory=dict)  # API key -> namespace
-    read_timeout_s: float = Field(default=10.0, gt=0)  # the longest that a request waits for its artifacts
+    namespace: Name = "default"  # of a request without an API key of its own
+    shared_namespace: Name | None = None  # whose documents every other namespace sees too
+    api_keys: dict[Name, Name] = Field(default_factory=dict)  # API key -> namespace
+    read_timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)  # longest wait of a request for artifacts
 
 
 @dataclass(frozen=True)
@@ -74,11 +77,12 @@ def read_config(path: str | None) -> ServerConfig:
     if path is None:
         return ServerConfig()
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--redknot-config {path}: {getattr(error, 'strerror', None) or 'not text'}") from None
-    except yaml.YAMLError as error:
+    except (ValueError, yaml.YAMLError) as error:  # ValueError: a date that there is not
         raise ConfigError(f"--redknot-config {path}: {' '.join(str(error).split())}") from None
+    content = {} if content is None else content
     if not isinstance(content, Mapping):
         raise ConfigError(f"--redknot-config {path}: must be an object of options")
     try:
@@ -100,8 +104,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--redknot-config", metavar="FILE", help="Namespaces, API keys and time limits, YAML or JSON.")
 
 
-# Features of SGLang that would need what our model does not do, by field: what they mean when they are set.
+# Features of SGLang that would need what our model does not do, or that go past our hooks, by field: what they mean.
 _REFUSED = {
+    "smg_grpc_mode": "a gRPC server (it asks for no API key)",
+    "grpc_mode": "a gRPC server (it asks for no API key)",
+    "grpc_port": "a gRPC server (it asks for no API key)",
+    "use_ray": "Ray",
+    "is_embedding": "an embedding model",
     "speculative_algorithm": "speculative decoding",
     "enable_lora": "LoRA",
     "lora_paths": "LoRA",
@@ -109,10 +118,13 @@ _REFUSED = {
     "enable_hierarchical_cache": "the hierarchical cache",
     "quantization": "quantization (the checkpoint's own is read)",
 }
+# Fields that follow from the model; a user may say the same, and nothing else.
+_DTYPES = ("auto", "float", "float32")
+_BACKEND = "torch_native"
 _ONE = {"pp_size": "pipeline parallelism", "dp_size": "data parallelism", "tokenizer_worker_num": "tokenizer workers"}
 
 
-def refuse_unsupported(args: argparse.Namespace) -> None:
+def refuse_unsupported(args: Any) -> None:
     """ConfigError for a feature that cannot be served."""
     for name, meaning in _REFUSED.items():
         if getattr(args, name, None):
@@ -122,7 +134,12 @@ def refuse_unsupported(args: argparse.Namespace) -> None:
             raise ConfigError(f"--{name.replace('_', '-')}: {meaning} beyond 1 cannot be used with --enable-redknot")
     if getattr(args, "disaggregation_mode", "null") not in (None, "null"):
         raise ConfigError("--disaggregation-mode cannot be used with --enable-redknot")
-    if getattr(args, "device", None) != "cpu":
+    refuse_device(args.device)
+
+
+def refuse_device(device: str | None) -> None:
+    """ConfigError for a device that cannot be served on."""
+    if device != "cpu":
         raise ConfigError("--enable-redknot serves with --device cpu; the GPU adapter is not there yet")
 
 
@@ -137,10 +154,13 @@ def defaults(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of SGLang's arguments for this model; ``given`` are the user's, None where there is none."""
     page = options.geometry.block_length
     context = given.get("context_length") or options.geometry.max_positions
-    if context > options.geometry.max_positions:
+    if not 0 < context <= options.geometry.max_positions:
         raise ConfigError(f"--context-length {context}: the model has {options.geometry.max_positions} positions")
+    _refuse_other("--page-size", given.get("page_size"), (page,))
+    _refuse_other("--dtype", given.get("dtype"), _DTYPES)
+    _refuse_other("--attention-backend", given.get("attention_backend"), (_BACKEND,))
     pool = given.get("max_total_tokens") or max(_POOL_CONTEXTS * context, _LEAST_POOL_TOKENS)
-    overrides = json.loads(given.get("json_model_override_args") or "{}")
+    overrides = _overrides(given.get("json_model_override_args"))
     return {
         "model_path": str(options.model),
         "tokenizer_path": given.get("tokenizer_path") or str(options.model),
@@ -152,10 +172,25 @@ def defaults(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
         "max_total_tokens": -(-pool // page) * page,
         "max_running_requests": given.get("max_running_requests") or _REQUESTS,
         "chunked_prefill_size": _whole_pages(given.get("chunked_prefill_size"), page),
-        "attention_backend": "torch_native",
+        "attention_backend": _BACKEND,
         "sleep_on_idle": True,  # an idle scheduler would keep a core busy, and ranks share the cores with builds
         "tool_call_parser": given.get("tool_call_parser") or _chat_encoding(options.model),
     }
+
+
+def _refuse_other(option: str, given: Any, served: Sequence[Any]) -> None:
+    if given is not None and given not in served:
+        raise ConfigError(f"{option} {given}: this model is served with {served[-1]}; leave the option out")
+
+
+def _overrides(given: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(given or "{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError("--json-model-override-args must be an object in JSON")
+    return found
 
 
 def _chat_encoding(model: Path) -> str | None:

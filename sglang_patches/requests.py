@@ -64,10 +64,11 @@ def _admit(found: ServingEngine, scheduler: Any, request: Any) -> Admission:
 
 
 def _joined(own: str | None, branch: str | None) -> str | None:
-    """A client's extra key keeps requests apart, and so does ours."""
-    if own is None or branch is None:
-        return branch if own is None else own
-    return f"{len(own)}:{own}{branch}"
+    """A client's extra key keeps requests apart, and so does ours; no client can spell the name of a branch of ours."""
+    if own is None and branch is None:
+        return None
+    client = "-" if own is None else f"{len(own)}:{own}"
+    return client if branch is None else f"{client}+{branch}"
 
 
 def _cached(tree: Any, ids: array[int], key: str | None, salt: str | None) -> list[int]:

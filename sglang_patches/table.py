@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_patches import http, launch, pages, requests, responses, state, traffic
+from sglang_patches import embedded, http, launch, pages, requests, responses, state, traffic
 from sglang_patches.hooks import Hook, Process
 
 _SRT = "sglang.srt."
@@ -26,6 +26,21 @@ HOOKS = [
         Process.PARENT,
         "checks our options, sets what this model needs of SGLang's, and lets both travel to the ranks",
         launch.from_cli_args,
+    ),
+    Hook(
+        "sglang.cli.utils.get_is_diffusion_model",
+        "AROUND",
+        Process.PARENT,
+        "keeps `sglang serve --model-path nano` from asking a model hub about that name",
+        launch.is_diffusion,
+    ),
+    Hook(
+        # Not the constructor: msgspec keeps its own reference to that, and to __post_init__.
+        _SRT + "server_args.ServerArgs.resolve_once",
+        "BEFORE",
+        Process.PARENT,
+        "does the same for the arguments of an Engine, which no command line made",
+        embedded.attach,
     ),
     Hook(
         _SRT + "managers.tokenizer_manager.TokenizerManager.generate_request",

@@ -52,7 +52,8 @@ def _refuse(received: Any) -> None:
     for name, meaning in _REFUSED.items():
         if getattr(received, name, None):
             raise ValueError(f"{meaning} cannot be had with --enable-redknot")
-    wanted, start = received.return_logprob, received.logprob_start_len
+    # Requests for embeddings, which SGLang is about to refuse, have neither field.
+    wanted, start = getattr(received, "return_logprob", None), getattr(received, "logprob_start_len", None)
     starts = start if isinstance(start, list) else [start]
     if wanted and any(one is not None and one >= 0 for one in starts):
         raise ValueError("logprobs of the prompt cannot be had with --enable-redknot: not all of its rows run")
