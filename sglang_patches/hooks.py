@@ -29,12 +29,18 @@ class Hook:
 
 
 def apply(hooks: list[Hook]) -> None:
-    """Register and apply hooks; ConfigError names those that SGLang did not apply."""
+    """Apply hooks; ConfigError names those that cannot be.
+
+    They are not registered: SGLang only logs what it cannot apply, and applies nothing to a target a second time, so
+    that a hook of another plugin on one of ours would be lost, or hide that ours was.
+    """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    missing = []
     for hook in hooks:
-        HookRegistry.register(hook.target, hook.function, HookType[hook.kind])
-    HookRegistry.apply_hooks()
-    missing = [hook.target for hook in hooks if hook.target not in HookRegistry._patched]
+        try:
+            HookRegistry._apply_target(hook.target, [(HookType[hook.kind], hook.function, None)])
+        except (AttributeError, ImportError, TypeError, ValueError) as error:
+            missing.append(f"{hook.target} ({' '.join(str(error).split())})")
     if missing:
         raise ConfigError(f"this SGLang has no {', '.join(missing)}; the plugin cannot serve with it")
