@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 
 from redknot.artifact.rows import ArtifactRow
@@ -34,6 +36,23 @@ class NewDocuments(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     documents: Annotated[list[NewDocument], Field(min_length=1, max_length=_MOST_DOCUMENTS)]
+
+
+class _Route(APIRoute):
+    """A body that does not parse gets one line; the usual answers repeat it, and fail where it is not text."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        original = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:
+            try:
+                return await original(request)
+            except RequestValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(str(part) for part in first["loc"])
+                raise HTTPException(422, f"{where}: {first['msg']}") from None
+
+        return handler
 
 
 class Documents:
@@ -81,7 +100,7 @@ class Documents:
 
 def router(documents: Documents) -> APIRouter:
     """The routes. Plain functions: what they ask the disk for runs on threads."""
-    routes = APIRouter(prefix="/redknot")
+    routes = APIRouter(prefix="/redknot", route_class=_Route)
 
     @routes.get("/health")
     async def health(request: Request) -> dict[str, Any]:
