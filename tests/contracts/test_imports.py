@@ -35,7 +35,8 @@ RANKS = {
     "build_artifacts": 9,
 }
 NOT_FOR_REDKNOT = {"sglang", "sglang_patches", "eval", "tests", "scripts", "benchmarks"}
-READS_ENVIRONMENT = {"redknot/config.py"}
+NOT_FOR_THE_PLUGIN = {"eval", "tests", "scripts", "benchmarks"}
+READS_ENVIRONMENT = {"redknot/config.py", "sglang_patches/environment.py"}
 PACKAGES = ("redknot", "sglang_patches", "eval")
 # A package's front door may hold names and lazy exports; it imports nothing but these when it is imported.
 FRONT_DOORS = {"redknot/__init__.py", "sglang_patches/__init__.py"}
@@ -44,6 +45,7 @@ FRONT_DOOR_IMPORTS = {"__future__", "importlib", "typing"}
 MACHINE_PATH = re.compile(r"(?<![\w.})\]])/(?:work|home|root|opt|mnt|Users)/[\w.-]|\b[A-Z]:\\Users\\")
 
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "redknot").rglob("*.py"))
+PLUGIN = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "sglang_patches").rglob("*.py"))
 
 
 def imported_names(source: str, module: str) -> Iterator[tuple[int, str]]:
@@ -84,6 +86,26 @@ def rank_violations(source: str, module: str) -> list[str]:
             found.append(f"{module}:{line} imports {name}, which has no import rank")
         elif target != unit and RANKS[target] >= RANKS[unit] and not RANKS[target] == RANKS[unit] == 0:
             found.append(f"{module}:{line} (rank {RANKS[unit]}) imports {name} (rank {RANKS[target]})")
+    return found
+
+
+def plugin_violations(source: str, module: str) -> list[str]:
+    """Imports that the plugin must not have, and those of sglang that run when one of its modules is imported.
+
+    SGLang chooses its platform when it is imported, and the plugin comes before that; it also looks up its entry points
+    in every process, wanted or not.
+    """
+    inside = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inside |= {child.lineno for child in ast.walk(node) if isinstance(child, ast.Import | ast.ImportFrom)}
+    found = []
+    for line, name in imported_names(source, module):
+        top = name.partition(".")[0]
+        if top in NOT_FOR_THE_PLUGIN:
+            found.append(f"{module}:{line} imports {name}, which sglang_patches/ never does")
+        elif top == "sglang" and line not in inside:
+            found.append(f"{module}:{line} imports {name} when it is imported itself")
     return found
 
 
@@ -135,8 +157,13 @@ def test_imports_go_down_the_ranks(module):
     assert rank_violations((ROOT / module).read_text(), module) == []
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m not in READS_ENVIRONMENT])
-def test_environment_is_read_in_config_only(module):
+@pytest.mark.parametrize("module", PLUGIN)
+def test_the_plugin_imports_sglang_late(module):
+    assert plugin_violations((ROOT / module).read_text(), module) == []
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES + PLUGIN if m not in READS_ENVIRONMENT])
+def test_environment_is_read_in_one_module_of_each_package(module):
     assert environment_reads((ROOT / module).read_text()) == []
 
 
@@ -202,6 +229,34 @@ def test_the_rank_rule_catches(module, line):
 )
 def test_the_rank_rule_admits(module, line):
     assert rank_violations(line, module) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import sglang",
+        "from sglang.srt import server_args",
+        "class A:\n    from sglang import Engine",
+        "import importlib; importlib.import_module('sglang.srt')",
+        "def f():\n    from tests.kit import child",
+        "import eval.report",
+    ],
+)
+def test_the_plugin_rule_catches(source):
+    assert len(plugin_violations(source, "sglang_patches/thing.py")) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f():\n    import sglang.srt",
+        "async def f():\n    from sglang import Engine",
+        "class A:\n    def f(self):\n        from sglang import Engine",
+        "from redknot.errors import ConfigError\nfrom sglang_patches import environment",
+    ],
+)
+def test_the_plugin_rule_admits(source):
+    assert plugin_violations(source, "sglang_patches/thing.py") == []
 
 
 @pytest.mark.parametrize("line", ["import os; os.environ['A']", "import os; os.getenv('A')", "from os import environ"])
