@@ -18,6 +18,7 @@ from sglang_patches import kernels
 kernels.install()
 import msgspec
 from sglang.srt.server_args import ServerArgs
+from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang_patches.table import HOOKS
 
 def kind(owner, name, found):
@@ -52,6 +53,7 @@ print(json.dumps({
     "targets": targets,
     "fields": {one.name: plain(one.default) for one in msgspec.structs.fields(ServerArgs)},
     "defaults": {name: plain(value) for name, value in vars(parser.parse_args(["--model-path", "x"])).items()},
+    "requests": sorted(vars(GenerateReqInput(text="a"))),
     "options": {name: action.dest for action in parser._actions for name in action.option_strings},
 }))
 """
@@ -59,12 +61,13 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class Installed:
-    """The installed SGLang: our hooks' targets, the fields of its arguments, its command line."""
+    """The installed SGLang: our hooks' targets, the fields of its arguments and requests, its command line."""
 
     targets: dict[str, dict[str, Any]]
     fields: dict[str, Any]
     defaults: dict[str, Any]
     options: dict[str, str]
+    requests: list[str]
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redknot.errors import InputError
-from redknot.serving.batch import Ask
+from redknot.serving.batch import Admission, Ask
 from sglang_patches import pages, requests, responses, serving
-from sglang_patches.requests import NAMESPACE, REQUESTS, _joined, create, release, with_requests
+from sglang_patches.requests import ARRIVED, NAMESPACE, REQUESTS, _joined, create, release, with_requests
 
 KEY = st.none() | st.text(alphabet="ab1:+-é", max_size=6)
 
@@ -39,9 +39,10 @@ class Request:
         self.origin_input_ids = [1, 2, 3]
         self.sampling_params = SimpleNamespace(custom_params=custom)
         self.aborted: str | None = None
+        self.status = 0
 
-    def set_finish_with_abort(self, message: str) -> None:
-        self.aborted = message
+    def set_finish_with_abort(self, message: str, status: int = 400, kind: str = "BadRequestError") -> None:
+        self.aborted, self.status = message, int(status)
 
     def finished(self) -> bool:
         return self.aborted is not None
@@ -52,18 +53,20 @@ class Engine:
 
     def __init__(self, branch: str | None = "branch", error: Exception | None = None) -> None:
         self.branch, self.error = branch, error
-        self.admitted: list[tuple[str, Ask, str | None]] = []
+        self.admitted: list[tuple[str, Ask, str | None, float | None]] = []
         self.released: list[tuple[str, bool]] = []
         self.freed: list[int] = []
         self.cleared = 0
 
-    def admit(self, rid: str, ids: list[int], ask: Ask, *, namespace: str | None, **_: Any) -> Any:
+    def admit(
+        self, rid: str, ids: list[int], ask: Ask, *, namespace: str | None, arrived: float | None, **_: Any
+    ) -> Admission:
         if self.error is not None:
             raise self.error
-        self.admitted.append((rid, ask, namespace))
-        return SimpleNamespace(extra_key=self.branch)
+        self.admitted.append((rid, ask, namespace, arrived))
+        return Admission(self.branch)
 
-    def release(self, rid: str, ended: bool = True) -> None:
+    def release(self, rid: str, ended: bool = True, admission: Admission | None = None) -> None:
         self.released.append((rid, ended))
 
     def free_pages(self, numbers: list[int]) -> None:
@@ -85,8 +88,8 @@ def made(request: Request) -> Request:
 def test_a_request_is_admitted_to_its_branch(serve):
     engine = Engine()
     serve(engine)
-    request = made(Request(custom={"redknot": {"reuse": "required"}, NAMESPACE: "mine"}, key="own"))
-    assert engine.admitted == [("r", Ask(reuse="required"), "mine")]
+    request = made(Request(custom={"redknot": {"reuse": "required"}, NAMESPACE: "mine", ARRIVED: 2.5}, key="own"))
+    assert engine.admitted == [("r", Ask(reuse="required"), "mine", 2.5)]
     assert request.extra_key == _joined("own", "branch")
     assert request.aborted is None
 
@@ -107,8 +110,14 @@ def test_a_refusal_ends_the_request_alone(serve):
     engine = Engine(error=InputError("no document"))
     serve(engine)
     request = made(Request())
-    assert request.aborted == "no document"
+    assert (request.aborted, request.status) == ("no document", 400)
     assert made(Request(custom={"redknot": {"reuse": "often"}})).aborted is not None
+
+
+def test_a_fault_of_ours_ends_the_request_alone(serve):
+    serve(Engine(error=KeyError("x")))
+    request = made(Request())
+    assert (request.aborted, request.status) == ("KeyError: 'x'", 500)
 
 
 def test_a_request_that_vanishes_is_released(serve):
@@ -165,7 +174,7 @@ def test_a_failed_request_leaves_no_pages_in_the_tree(monkeypatch):
     monkeypatch.setitem(sys.modules, "sglang.srt.managers.schedule_batch", abort)
     request = Request()
     requests.fail(request, "a rank failed")
-    assert request.discard_output_reason == ("a rank failed", 500)
+    assert request.discard_output_reason == request.to_finish == ("a rank failed", 500)
     assert request.skip_radix_cache_insert is True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from sglang_patches import traffic
 from sglang_patches.launch import ATTRIBUTE
 from sglang_patches.options import ServerConfig
-from sglang_patches.requests import NAMESPACE
+from sglang_patches.requests import ARRIVED, NAMESPACE
 
 MANAGER = SimpleNamespace(
     server_args=SimpleNamespace(**{ATTRIBUTE: SimpleNamespace(config=ServerConfig(namespace="default"))})
@@ -52,17 +53,20 @@ def through(one: Any, request: Any = None, outputs: list[Any] | None = None) -> 
 def test_every_request_gets_its_namespace(request_, namespace):
     one = received(None)
     through(one, request_)
-    assert one.sampling_params == {"custom_params": {NAMESPACE: namespace}}
+    assert one.sampling_params["custom_params"][NAMESPACE] == namespace
+    assert 0 <= time.perf_counter() - one.sampling_params["custom_params"][ARRIVED] < 60
+    assert set(one.sampling_params["custom_params"]) == {NAMESPACE, ARRIVED}
 
 
 @given(forged=JSON, batch=st.booleans())
-def test_no_client_can_set_a_namespace(forged, batch):
-    params = {"temperature": 0, "custom_params": {NAMESPACE: forged, "other": 1}}
+def test_no_client_can_set_a_namespace_or_when_it_came(forged, batch):
+    params = {"temperature": 0, "custom_params": {NAMESPACE: forged, ARRIVED: forged, "other": 1}}
     one = received([params, {}] if batch else params)
     through(one, http("mine"))
     found = one.sampling_params if batch else [one.sampling_params]
     assert [params["custom_params"][NAMESPACE] for params in found] == ["mine"] * len(found)
     assert found[0]["custom_params"]["other"] == 1
+    assert isinstance(found[0]["custom_params"][ARRIVED], float)
     assert params["custom_params"][NAMESPACE] == forged  # the client's own object is not written to
 
 
@@ -104,6 +108,15 @@ def test_logprobs_of_the_prompt_are_refused(wanted, start, refused):
             through(one)
     else:
         through(one)
+
+
+@pytest.mark.parametrize(("name", "meaning"), traffic._REFUSED.items())
+def test_what_skipped_rows_would_falsify_is_refused(name, meaning, installed):
+    assert name in installed.requests
+    with pytest.raises(ValueError, match=f"^{meaning} cannot be had with --enable-redknot$"):
+        through(received(**{name: [1]}))
+    for nothing in (None, False, []):
+        through(received(**{name: nothing}))
 
 
 def test_requests_that_generate_nothing_are_left_to_sglang():
