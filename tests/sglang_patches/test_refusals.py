@@ -28,7 +28,9 @@ class Case:
 
 
 CASES = {
-    "a model that is none of ours": Case("", "{}/llama is a llama model; supported: deepseek_v4", model="{}/llama"),
+    "a model that is none of ours": Case(
+        "", "model_type 'llama' is not supported; RedKnot serves 'deepseek_v4'", model="{}/llama"
+    ),
     "no such store": Case("", "{}/absent", store="{}/absent"),
     "no such profile": Case("--redknot-profile sparserow", "sparserow"),
     "a device that cannot be served on": Case(

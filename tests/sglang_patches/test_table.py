@@ -104,7 +104,3 @@ def test_a_missing_target_is_refused_by_name():
     assert there not in said
     assert said.endswith("; the plugin cannot serve with it\n")
     assert said.count("\n") == 1
-
-
-def test_targets_that_are_there_pass():
-    assert applied(("sglang.srt.plugins.load_plugins_by_group", "BEFORE")) == ""
