@@ -2,8 +2,7 @@
 
     .venv-sglang/bin/python -m benchmarks.server --tokens 1024 2048 4096 --tp-size 1 2 --clients 1 4 16
 
-Starts the server on a free port of the loopback (or takes --url of one that runs over a store of these documents),
-with documents of 512 tokens from nano's generator. TTFT: three warm-up pairs, then pairs in alternating order; the
+Starts the server on a free port of the loopback, over documents of 512 tokens from nano's generator. TTFT: three warm-up pairs, then pairs in alternating order; the
 prefix cache is flushed before every request, so that neither arm finds what the other one left. The client's TTFT is
 the time to the first token of a stream; the engine's is in the report. Throughput: as many clients as asked for, each
 sends its next request when it has the answer before; every prompt is another choice of documents, the answers have a
@@ -25,6 +24,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +217,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     args = parser.parse_args()
+    if find_spec("sglang") is None:
+        print("not measured: sglang is not installed here; make venv-sglang sets up an environment that has it")
+        return
     results = []
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus"
