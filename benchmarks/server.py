@@ -21,14 +21,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import requests
 from tokenizers import Tokenizer
 
 from benchmarks._paired import ratio
@@ -72,9 +73,26 @@ def server(model: Path, store: Path, profile: str, tp_size: int) -> Iterator[tup
 
 def _healthy(url: str) -> bool:
     try:
-        return requests.get(f"{url}/health", timeout=5).status_code == 200
-    except requests.RequestException:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
         return False
+
+
+def post(url: str, body: Mapping[str, Any] | None = None) -> Any:
+    """An answer to be read; SystemExit with what the server says against it."""
+    data = json.dumps(body or {}).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    try:
+        return urllib.request.urlopen(request, timeout=600)
+    except urllib.error.HTTPError as error:
+        raise SystemExit(f"the server answered {error.code}: {error.read(300).decode(errors='replace')}") from None
+
+
+def flush(url: str) -> None:
+    """Empty the prefix cache."""
+    with post(f"{url}/flush_cache"):
+        pass
 
 
 def ask(url: str, ids: Sequence[int], arm: str, tokens: int = 1) -> tuple[float, float, dict[str, Any]]:
@@ -90,10 +108,8 @@ def ask(url: str, ids: Sequence[int], arm: str, tokens: int = 1) -> tuple[float,
         },
     }
     started, first, last = time.perf_counter(), 0.0, {}
-    with requests.post(f"{url}/generate", json=body, stream=True, timeout=600) as answer:
-        if answer.status_code != 200:
-            raise SystemExit(f"the server answered {answer.status_code}: {answer.text[:300]}")
-        for line in answer.iter_lines():
+    with post(f"{url}/generate", body) as answer:
+        for line in answer:
             if line.startswith(b"data: {"):
                 first = first or time.perf_counter() - started
                 last = json.loads(line[6:])
@@ -112,7 +128,7 @@ def measure_ttft(url: str, ids: Sequence[int], pairs: int) -> dict[str, Any]:
     reused = 0
     for number in range(3 + pairs):
         for arm in ARMS if number % 2 else ARMS[::-1]:
-            requests.post(f"{url}/flush_cache", timeout=60).raise_for_status()
+            flush(url)
             seconds, _, report = ask(url, ids, arm)
             reused = max(reused, report["reused_tokens"])
             if number >= 3:
@@ -134,7 +150,7 @@ def measure_throughput(url: str, prompts: Sequence[Sequence[int]], clients: int,
     with ThreadPoolExecutor(clients) as pool:
         for number in range(4):
             for arm in ARMS if number % 2 else ARMS[::-1]:
-                requests.post(f"{url}/flush_cache", timeout=60).raise_for_status()
+                flush(url)
                 started = time.perf_counter()
                 list(pool.map(lambda ids, arm=arm: ask(url, ids, arm, answer), prompts))  # type: ignore[misc]
                 if number:
