@@ -2,11 +2,12 @@
 
     .venv-sglang/bin/python -m benchmarks.server --tokens 1024 2048 4096 --tp-size 1 2 --clients 1 4 16
 
-Starts the server on a free port of the loopback, over documents of 512 tokens from nano's generator. TTFT: three warm-up pairs, then pairs in alternating order; the
-prefix cache is flushed before every request, so that neither arm finds what the other one left. The client's TTFT is
-the time to the first token of a stream; the engine's is in the report. Throughput: as many clients as asked for, each
-sends its next request when it has the answer before; every prompt is another choice of documents, the answers have a
-fixed length, and the prefix cache is left alone. A request of the reuse arm that ran dense ends the benchmark.
+Starts the server on a free port of the loopback, over documents of 512 tokens from nano's generator. TTFT: three
+warm-up pairs, then pairs in alternating order; the prefix cache is flushed before every request, so that neither arm
+finds what the other one left. The client's TTFT is the time to the first token of a stream; the engine's is in the
+report. Throughput: as many clients as asked for, each sends its next request when it has the answer before; every
+prompt is another choice of documents, the answers have a fixed length, and the prefix cache is emptied before each
+round alone. A request of the reuse arm that ran dense ends the benchmark.
 """
 
 from __future__ import annotations
