@@ -8,13 +8,15 @@ from array import array
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redknot.errors import RedKnotError
 from redknot.serving.batch import Admission, Ask
-from redknot.serving.engine import ServingEngine
 from sglang_patches.responses import KEY
 from sglang_patches.serving import engine
+
+if TYPE_CHECKING:
+    from redknot.serving.engine import ServingEngine
 
 _log = logging.getLogger(__name__)
 

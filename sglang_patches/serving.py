@@ -1,13 +1,21 @@
-"""The engine of this rank: made when the model is loaded, one in a process."""
+"""The engine of this rank: made when the model is loaded, one in a process.
+
+It is imported where it is made. It brings ``prometheus_client``, which chooses when it is imported whether its counts
+are for this process alone; SGLang lets all processes share them, but says so only after plugins were loaded.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 
 from redknot.comm.group import Group, OneProcess, TorchGroup
 from redknot.errors import ConfigError
-from redknot.serving.engine import ServingEngine
 from sglang_patches.launch import options_of
+
+if TYPE_CHECKING:
+    from redknot.serving.engine import ServingEngine
 
 _engine: ServingEngine | None = None
 
@@ -21,6 +29,9 @@ def start() -> ServingEngine:
     """Load the model of SGLang's arguments; ConfigError where they were not made by this plugin."""
     global _engine
     from sglang.srt.runtime_context import get_parallel, get_server_args
+
+    from redknot.runtime.metrics import Metrics
+    from redknot.serving.engine import ServingEngine
 
     args = get_server_args()
     options = options_of(args)
@@ -43,5 +54,8 @@ def start() -> ServingEngine:
         namespace=config.namespace,
         shared=config.shared_namespace,
         read_timeout_s=config.read_timeout_s,
+        metrics=Metrics(rank=ranks.rank_in_group),
     )
+    if args.enable_metrics:
+        _engine.metrics.publish_every()
     return _engine

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from redknot.latents.handles import Handle, Run
+from redknot.latents.books import Counters
+from redknot.latents.handles import Handle, PoolFullError, Run
 from redknot.latents.segment import Segment, get_windows, put_windows
 from redknot.latents.session import CompressorTail, Session
 from redknot.latents.space import LatentSpace
@@ -45,7 +46,7 @@ class Pages:
         self._store = space.store
         self._namespace = namespace
         self._pages: dict[int, _Page] = {}
-        self.lost = 0  # pages that could not be kept
+        self.counters = Counters(("kept", "lost"))  # lost: there was no room
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -56,6 +57,14 @@ class Pages:
         What the number stood for before is freed. PoolFullError without room for the state; nothing is kept then.
         """
         self.free((page,))
+        try:
+            self._pages[page] = self._made(session, end)
+        except PoolFullError:
+            self.counters["lost"] += 1
+            raise
+        self.counters["kept"] += 1
+
+    def _made(self, session: Session, end: int) -> _Page:
         size = self._space.geometry.block_length
         lo = max(end - self._space.geometry.window, 0)
         windows = get_windows(session.segments, lo, end)
@@ -75,7 +84,7 @@ class Pages:
             self._store.free(run)
         shapes = tuple((layer, tail.positions, tuple(tuple(r.shape) for r in tail.raw)) for layer, tail in tails)
         cut = _cut(session.segments, end)
-        self._pages[page] = _Page(end, cut, tuple(places), blocks, state, tuple(windows.shape), shapes)
+        return _Page(end, cut, tuple(places), blocks, state, tuple(windows.shape), shapes)
 
     def alias(self, page: int, other: int) -> None:
         """Let the number ``other`` stand for the same page as ``page``, which is kept; each is freed for itself."""

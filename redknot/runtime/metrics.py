@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from redknot.errors import DocumentReason, RequestReason
 from redknot.latents.books import Book
 from redknot.runtime.counters import Counters
+from redknot.runtime.families import Families, Family
 from redknot.runtime.ledger import Ledgers
+from redknot.runtime.watched import Publisher, PublishFirst, Watched
 
 ARMS = ("reuse", "dense")
 REUSED = "reused"
 REQUEST_DENSE = "request_dense"  # nothing was wrong with the document; the whole request ran dense
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
+PHASES = ("match", "certify", "read_wait", "restore", "windows")  # of the wall-clock ledger, beside the two TTFTs
+PHASE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class ObservedDocument(Protocol):
@@ -68,80 +70,62 @@ class Observed(Protocol):
         """Seconds from the call to the first token."""
 
 
-class _Watched(Collector):
-    """Counts that are kept elsewhere, read when they are scraped: one counter per name, summed over its sources."""
-
-    def __init__(self) -> None:
-        self.sources: list[tuple[str, Callable[[], Mapping[str, int]]]] = []  # prefix, counts
-        self.books: list[Callable[[], Mapping[str, Book]]] = []
-
-    def describe(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """Nothing: names come with what is watched, after registration."""
-        return iter(())
-
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """Yield the sums of now."""
-        sums: dict[str, int] = {}
-        for prefix, counts in list(self.sources):
-            for name, count in counts().items():
-                sums[f"{prefix}_{name}"] = sums.get(f"{prefix}_{name}", 0) + count
-        for name, count in sums.items():
-            yield CounterMetricFamily(f"redknot_{name}", f"{name.replace('_', ' ').capitalize()}.", count)
-        yield self._bytes()
-
-    def _bytes(self) -> GaugeMetricFamily:
-        sums: dict[tuple[str, str], int] = {}
-        for books in list(self.books):
-            for tier, book in books().items():
-                for state in ("free", "live", "quarantined"):
-                    sums[tier, state] = sums.get((tier, state), 0) + int(getattr(book, state))
-        meaning = "Bytes of latents; free, live and quarantined ones add up to the tier's budget."
-        family = GaugeMetricFamily("redknot_latents_bytes", meaning, labels=("tier", "state"))
-        for labels, nbytes in sums.items():
-            family.add_metric(labels, nbytes)
-        return family
-
-
 class Metrics:
     """Sums over requests, in a registry of their own unless one is given (names must be free in it).
 
     A saving is 1 - run / recompute (for head-rows: saved / whole), within one unit only. Safe to use from threads.
+    ``rank`` is for a process whose metrics are put together with those of other ranks; each has it as a label.
     """
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(self, registry: CollectorRegistry | None = None, rank: int | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
-        self._requests = self._counter("requests", "Requests answered.", "arm")
-        self._fallbacks = self._counter("fallbacks", "Requests that ran dense, by reason.", "reason")
-        self._requests_refused = self._counter(
+        families = Families(self.registry, rank)
+        PublishFirst(self.registry, self.publish)
+        self._watched = Watched(families)
+        self._requests = families.counter("requests", "Requests answered.", "arm")
+        self._fallbacks = families.counter("fallbacks", "Requests that ran dense, by reason.", "reason")
+        self._requests_refused = families.counter(
             "requests_refused",
             "Requests that required reuse and were refused instead of answered, by reason.",
             "reason",
         )
-        self._failures = self._counter("request_failures", "Requests that failed inside the engine.")
-        self._documents = self._counter("documents", "Documents of requests: reused, or why not.", "outcome")
-        self._document_tokens = self._counter("document_tokens", "Tokens of documents, by what was done.", "treatment")
-        self._validated = self._counter("certificates_validated", "Certificates that held.")
-        self._refused = self._counter("certificates_refused", "Certificates that did not hold, by reason.", "reason")
-        self._head_rows = self._counter("head_rows", "Head-rows of requests: layers x tokens x heads.", "arm")
-        self._head_rows_saved = self._counter(
+        self._failures = families.counter("request_failures", "Requests that failed inside the engine.")
+        self._documents = families.counter("documents", "Documents of requests: reused, or why not.", "outcome")
+        self._document_tokens = families.counter(
+            "document_tokens", "Tokens of documents, by what was done.", "treatment"
+        )
+        self._validated = families.counter("certificates_validated", "Certificates that held.")
+        self._refused = families.counter("certificates_refused", "Certificates that did not hold, by reason.", "reason")
+        self._head_rows = families.counter("head_rows", "Head-rows of requests: layers x tokens x heads.", "arm")
+        self._head_rows_saved = families.counter(
             "head_rows_saved",
             "Local head-rows of middle layers not run; 0 of a request that ran more for windows than it skipped.",
             "arm",
         )
-        self._row_layers = self._counter("recompute_row_layers", "Row-layers that recompute would have run.", "arm")
-        self._row_layers_run = self._counter("row_layers_run", "Row-layers that ran, probes not counted.", "arm")
-        self._window_row_layers = self._counter(
+        self._row_layers = families.counter("recompute_row_layers", "Row-layers that recompute would have run.", "arm")
+        self._row_layers_run = families.counter("row_layers_run", "Row-layers that ran, probes not counted.", "arm")
+        self._window_row_layers = families.counter(
             "window_row_layers", "Of these, for windows that no artifact kept.", "arm"
         )
-        self._flops = self._counter("recompute_flops", "FLOPs that recompute would have run.", "arm")
-        self._flops_run = self._counter("flops_run", "FLOPs that ran, probes and merges included.", "arm")
-        self._pairs = self._counter("expert_pairs_native", "(row, expert) pairs the native router chose.", "arm")
-        self._pairs_run = self._counter("expert_pairs_run", "(row, expert) pairs that ran on this rank.", "arm")
-        self._fan_out = self._counter("fan_out_rows", "Row-layers by the number of routed experts they ran.", "experts")
-        self._ttft_forward = self._seconds("ttft_forward_seconds", "Prefill entry to first token.")
-        self._ttft_request = self._seconds("ttft_request_seconds", "Call to first token: match, vote, load included.")
-        self._watched = _Watched()
-        self.registry.register(self._watched)
+        self._flops = families.counter("recompute_flops", "FLOPs that recompute would have run.", "arm")
+        self._flops_run = families.counter("flops_run", "FLOPs that ran, probes and merges included.", "arm")
+        self._pairs = families.counter("expert_pairs_native", "(row, expert) pairs the native router chose.", "arm")
+        self._pairs_run = families.counter("expert_pairs_run", "(row, expert) pairs that ran on this rank.", "arm")
+        self._fan_out = families.counter(
+            "fan_out_rows", "Row-layers by the number of routed experts they ran.", "experts"
+        )
+        self._ttft_forward = families.histogram(
+            "ttft_forward_seconds", "Prefill entry to first token.", TTFT_BUCKETS, "arm"
+        )
+        self._ttft_request = families.histogram(
+            "ttft_request_seconds", "Call to first token: match, vote, load included.", TTFT_BUCKETS, "arm"
+        )
+        self._phases = families.histogram(
+            "phase_seconds",
+            "Parts of requests by timer; read_wait is what a request waited for its artifacts.",
+            PHASE_BUCKETS,
+            "phase",
+        )
         self._show_zeros()
 
     def observe(self, report: Observed) -> None:
@@ -167,6 +151,10 @@ class Metrics:
             self._fan_out.labels(str(experts)).inc(rows)
         self._ttft_forward.labels(arm).observe(report.ttft_forward_s)
         self._ttft_request.labels(arm).observe(report.ttft_request_s)
+        for name, seconds in saved.wall_clock.items():
+            if (phase := name.removesuffix("_s")) in PHASES:
+                self._phases.labels(phase).observe(seconds)
+        self.publish()
 
     def refused(self, reason: RequestReason) -> None:
         """Count one request that required reuse and got no answer; it is in no other count of requests."""
@@ -174,32 +162,38 @@ class Metrics:
 
     def failed(self) -> None:
         """Count one request that got an error instead of an answer."""
-        self._failures.inc()
+        self._failures.labels().inc()
 
     def certificate(self, refused: RequestReason | None) -> None:
         """Count one certificate that was checked: it held, or the reason it did not."""
         if refused is None:
-            self._validated.inc()
+            self._validated.labels().inc()
         else:
             self._refused.labels(refused.value).inc()
 
     def watch(self, prefix: str, counts: Callable[[], Mapping[str, int]]) -> None:
         """Show what ``counts`` returns, which never falls, as ``redknot_<prefix>_<name>_total``."""
-        self._watched.sources.append((prefix, counts))
+        self._watched.add_counts(prefix, counts)
+
+    def watch_level(self, name: str, meaning: str, level: Callable[[], float]) -> None:
+        """Show what ``level`` returns now as ``redknot_<name>``."""
+        self._watched.add_level(name, meaning, level)
 
     def watch_books(self, books: Callable[[], Mapping[str, Book]]) -> None:
         """Show the bytes of a latent store, by tier and by what they are."""
-        self._watched.books.append(books)
+        self._watched.add_books(books)
+
+    def publish(self) -> None:
+        """Bring what is watched up to date; a scrape of the registry does it itself."""
+        self._watched.publish()
+
+    def publish_every(self, seconds: float = 1.0) -> Publisher:
+        """Do so from now on, where another process answers the scrapes."""
+        return Publisher(self.publish, seconds)
 
     def exposition(self) -> str:
         """The text that Prometheus scrapes."""
         return generate_latest(self.registry).decode("utf-8")
-
-    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
-        return Counter(f"redknot_{name}", meaning, labels, registry=self.registry)
-
-    def _seconds(self, name: str, meaning: str) -> Histogram:
-        return Histogram(f"redknot_{name}", meaning, ("arm",), registry=self.registry, buckets=TTFT_BUCKETS)
 
     def _show_zeros(self) -> None:
         """Expose every known label from the start, so that the first event is a rise from 0."""
@@ -211,9 +205,13 @@ class Metrics:
             _touch(metric, RequestReason)
         _touch(self._documents, (REUSED, REQUEST_DENSE, *DocumentReason))
         _touch(self._document_tokens, ("reused", "recomputed"))
+        for counter in (self._failures, self._validated):
+            counter.labels()
         for histogram in (self._ttft_forward, self._ttft_request):
             for arm in ARMS:
                 histogram.labels(arm)
+        for phase in PHASES:
+            self._phases.labels(phase)
 
 
 def _outcome(request: RequestReason | None, document: DocumentReason | None) -> str:
@@ -222,6 +220,6 @@ def _outcome(request: RequestReason | None, document: DocumentReason | None) -> 
     return REUSED if request is None else REQUEST_DENSE
 
 
-def _touch(metric: Counter, values: Iterable[str]) -> None:
+def _touch(metric: Family[Counter], values: Iterable[str]) -> None:
     for value in values:
         metric.labels(str(value))

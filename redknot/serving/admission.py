@@ -100,9 +100,11 @@ class Admissions:
 
 
 def require(served: Served) -> None:
-    """ReuseUnavailableError for a request that would run dense."""
+    """ReuseUnavailableError for a request that would run dense; it is counted."""
     request = served.request
     if request.reason is not None:
+        assert served.agreement is not None  # every admission has one
+        served.agreement.metrics.refused(request.reason)
         raise ReuseUnavailableError(f"reuse is required but not possible: {request.reason} ({request.detail})")
 
 

@@ -19,6 +19,7 @@ import torch
 
 from redknot.comm.group import Group, OneProcess
 from redknot.config import load_settings
+from redknot.errors import ReuseUnavailableError
 from redknot.latents.pages import Pages
 from redknot.latents.space import LatentSpace
 from redknot.model.checkpoint import load_model
@@ -93,6 +94,11 @@ class ServingEngine:
         self._admissions = Admissions(self.libraries, self._readers, self.profile, context, namespace)
         self._rows = RowRunner(self.model, self.latents, self._pages, self._readers, context)
         self._requests: dict[str, Served] = {}
+        self.metrics.watch("pages", lambda: self._pages.counters)
+        self.metrics.watch_level("pages", "Pages that are kept now.", lambda: len(self._pages))
+        self.metrics.watch_level(
+            "requests_running", "Requests that were admitted and have not ended.", lambda: len(self._requests)
+        )
 
     def admit(
         self,
@@ -174,7 +180,7 @@ class ServingEngine:
             "detail": self.libraries.unavailable if store is None else "",
             "requests": len(self._requests),
             "pages": len(self._pages),
-            "pages_lost": self._pages.lost,
+            "pages_lost": self._pages.counters["lost"],
             "bytes": {tier: {"live": book.live, "total": book.total} for tier, book in books.items()},
         }
 
@@ -230,7 +236,8 @@ class ServingEngine:
     def _fail(self, piece: Piece, error: Exception, outcome: Outcome) -> None:
         """End one request; its memory is given back, and the server is told why."""
         _log.error("request %s failed: %s", piece.request_id, error, exc_info=error)
-        self.metrics.failed()
+        if not isinstance(error, ReuseUnavailableError):  # which is counted with its reason
+            self.metrics.failed()
         served = self._requests[piece.request_id]
         served.leave()
         served.failed = True  # until the server lets go of it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 import torch
@@ -264,7 +265,5 @@ class RowRunner:
                 if layer not in session.boundary_tails.get(end, {}):
                     everything = torch.arange(len(tail.positions))
                     session.keep_boundary(layer, end, tail.positions, tail.raw, everything)
-            try:
+            with suppress(PoolFullError):
                 self._pages.keep(piece.pages[end // self._size - 1], session, end)
-            except PoolFullError:
-                self._pages.lost += 1

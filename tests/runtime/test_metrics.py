@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import multiprocessing
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from redknot.errors import DocumentReason, RequestReason
 from redknot.latents.books import Book
 from redknot.latents.workspace import Held
 from redknot.runtime.counters import Counters
 from redknot.runtime.ledger import Ledgers, Saving
-from redknot.runtime.metrics import ARMS, Metrics
+from redknot.runtime.metrics import ARMS, PHASES, Metrics
 from redknot.runtime.report import Report
 
 LEDGERS = Ledgers(Saving(30, 100), Saving(4, 10), Saving(600, 1000), {"ttft_forward_s": 0.2})
@@ -43,8 +48,12 @@ class Request:
 
 def samples(metrics: Metrics) -> dict[str, float]:
     """Every sample of the exposition text as ``name{label=value}``."""
+    return parsed(metrics.exposition())
+
+
+def parsed(text: str) -> dict[str, float]:
     found = {}
-    for family in text_string_to_metric_families(metrics.exposition()):
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
             found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
@@ -131,7 +140,9 @@ def test_watched_counts_are_summed_when_scraped() -> None:
         metrics.watch("store", counts.copy if counts is second else lambda: first)
     first["loads"] += 1
     found = samples(metrics)
-    assert {name: value for name, value in found.items() if name.startswith("redknot_store")} == {
+    assert {
+        name: value for name, value in found.items() if name.startswith("redknot_store") and "_created" not in name
+    } == {
         "redknot_store_loads_total": 12,
         "redknot_store_io_errors_total": 0,
     }
@@ -151,6 +162,96 @@ def test_books_are_summed_when_scraped() -> None:
         "redknot_latents_bytes{state=live,tier=arena}": 0,
         "redknot_latents_bytes{state=quarantined,tier=arena}": 0,
     }
+
+
+def test_levels_are_summed_and_may_fall() -> None:
+    metrics, held = Metrics(), [3, 4]
+    for number in range(2):
+        metrics.watch_level("pages", "Pages.", lambda number=number: held[number])
+    assert samples(metrics)["redknot_pages"] == 7
+    held[0] = 0
+    assert samples(metrics)["redknot_pages"] == 4
+
+
+def test_parts_of_requests_by_timer() -> None:
+    """What a request did not do is not in the count; its TTFTs are metrics of their own."""
+    metrics = Metrics()
+    wall = {"match_s": 0.002, "read_wait_s": 0.2, "ttft_forward_s": 0.1, "ttft_request_s": 0.4}
+    metrics.observe(Request(ledgers=Ledgers(Saving(0, 1), Saving(0, 1), Saving(0, 1), wall)))
+    found = samples(metrics)
+    counts = {phase: found[f"redknot_phase_seconds_count{{phase={phase}}}"] for phase in PHASES}
+    assert counts == dict.fromkeys(PHASES, 0) | {"match": 1, "read_wait": 1}
+    assert found["redknot_phase_seconds_sum{phase=read_wait}"] == pytest.approx(0.2)
+
+
+def test_a_publisher_brings_what_is_watched_up_to_date() -> None:
+    """Read from the metric itself, as a scrape of another process does: nothing publishes first."""
+    metrics, counts = Metrics(), {"loads": 1}
+    metrics.watch("store", lambda: counts)
+    loads = metrics.registry.restricted_registry(["redknot_store_loads_total"])
+    publisher = metrics.publish_every(0.01)
+    counts["loads"] = 5
+    deadline = time.monotonic() + 10
+    while _only(loads) != 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert _only(loads) == 5
+    publisher.close()
+    counts["loads"] = 6
+    assert _only(loads) == 5
+
+
+def _only(registry: Collector) -> float:
+    return next(s.value for family in registry.collect() for s in family.samples if s.name.endswith("_total"))
+
+
+def events(metrics: Metrics, rank: int) -> None:
+    """One of everything, as rank ``rank`` sees it."""
+    counts = {"loads": 1 + rank, "io_errors": 0}
+    metrics.watch("store", lambda: counts)
+    metrics.watch_books(lambda: {"device": Book(100, 10 + rank, 1)})
+    metrics.watch_level("pages", "Pages.", lambda: 7 + rank)
+    documents = (Document(90, 10), Document(0, 7, DocumentReason.TOO_SHORT))
+    wall = {f"{phase}_s": 0.1 for phase in PHASES}
+    counts["loads"] += 10
+    metrics.observe(Request(documents=documents, ledgers=replace(LEDGERS, wall_clock=wall)))
+    metrics.observe(Request("dense", RequestReason.REUSE_OFF))
+    metrics.refused(RequestReason.NOTHING_TO_REUSE)
+    metrics.failed()
+    metrics.certificate(None)
+    metrics.certificate(RequestReason.CORRUPT_SECTION)
+
+
+def test_ranks_in_one_exposition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes as a server has them: each rank's own counts, nothing missing that one process would show."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    ranks = [multiprocessing.get_context("spawn").Process(target=_rank, args=(rank,)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+        assert process.exitcode == 0
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=str(tmp_path))
+    found = parsed(generate_latest(registry).decode())
+    for rank in range(2):
+        alone = Metrics()
+        events(alone, rank)
+        expected = {_with(name, f"tp_rank={rank}"): value for name, value in samples(alone).items()}
+        assert {name: found[name] for name in expected if "_created" not in name} == {
+            name: value for name, value in expected.items() if "_created" not in name
+        }
+    assert len(found) == 2 * sum("_created" not in name for name in samples(alone))
+    assert found["redknot_store_loads_total{tp_rank=1}"] == 12
+    assert found["redknot_latents_bytes{state=live,tier=device,tp_rank=1}"] == 11
+
+
+def _rank(rank: int) -> None:
+    events(Metrics(rank=rank), rank)
+
+
+def _with(name: str, label: str) -> str:
+    head, _, labels = name.rstrip("}").partition("{")
+    return f"{head}{{{','.join(sorted([*filter(None, labels.split(',')), label]))}}}"
 
 
 def test_known_labels_start_at_zero() -> None:
