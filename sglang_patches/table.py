@@ -140,3 +140,16 @@ HOOKS = [
 def hooks_of(process: Process) -> list[Hook]:
     """The hooks of one kind of process."""
     return [hook for hook in HOOKS if hook.process is process]
+
+
+def as_markdown() -> str:
+    """The table of the documentation."""
+    lines = ["| target | kind | process | why |", "|---|---|---|---|"]
+    lines += [
+        f"| `{hook.target.removeprefix(_SRT)}` | {hook.kind.lower()} | {hook.process} | {hook.why} |" for hook in HOOKS
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(as_markdown())
