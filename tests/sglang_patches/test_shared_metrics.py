@@ -12,7 +12,7 @@ pytest.importorskip("sglang")
 
 
 def test_hooks_are_loaded_without_prometheus() -> None:
-    """It chooses at its import whether counts are shared; SGLang sets the variable for that after plugins are loaded."""
+    """At its import it chooses whether counts are shared; SGLang sets the variable for that after it loads plugins."""
     code = "import sys, sglang_patches.table; print('prometheus_client' in sys.modules)"
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
