@@ -8,14 +8,13 @@ away. A place in the host pool is safe to read, because nobody else takes places
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from redknot.latents.blocks import StoredBlock
 from redknot.latents.content import Name
 from redknot.latents.disk import DiskTier, Written
 from redknot.latents.handles import DEVICE, HOST, Handle, PoolFullError, Run
-from redknot.latents.pool import Pool, host_bytes
+from redknot.latents.pool import Pool, host_bytes, own_memory
 from redknot.latents.runs import Held, RunTable
 
 
@@ -24,12 +23,12 @@ class Moves:
 
     def __init__(self, table: RunTable, device: Pool, host: Pool, disk: DiskTier | None) -> None:
         self.transit: set[tuple[int, int]] = set()  # region and slot of what is being copied to
-        self.asked: set[tuple[Run, int]] = set()  # blocks of runs that are to be demoted
+        self.asked: dict[tuple[Run, int], StoredBlock] = {}  # blocks of runs that are to be demoted
         self.disk = disk
         self._table = table
         self._device = device
         self._host = host
-        self._staging = torch.empty(device.slots.nbytes, dtype=torch.uint8)
+        self._staging = own_memory(device.slots.nbytes)
 
     # Down.
 
@@ -48,13 +47,15 @@ class Moves:
 
     def demote_for(self, owner: Handle) -> None:
         """Demote a block for whoever asked for it, unless it was freed, found, replaced or promoted since."""
+        asked = (owner.run, owner.number)
         with self._table.lock:
-            held = self._table.runs.get(owner.run.serial)
-            block = None if held is None else held.blocks[owner.number]
-        if block is not None:
+            block = self.asked.get(asked)
+            wanted = block is not None and self._owns(owner, block)
+        if block is not None and wanted:
             self.demote(block, owner)
         with self._table.lock:
-            self.asked.discard((owner.run, owner.number))
+            if self.asked.get(asked) is block:
+                self.asked.pop(asked, None)
 
     def demote(self, block: StoredBlock, owner: Handle | None = None) -> bool:
         """Take a block out of the device pool, once a tier below holds it; whether that was done.
@@ -217,7 +218,7 @@ class Moves:
 
     def _owns(self, owner: Handle, block: StoredBlock) -> bool:
         held = self._table.runs.get(owner.run.serial)
-        asked = (owner.run, owner.number) in self.asked
+        asked = self.asked.get((owner.run, owner.number)) is block
         return asked and held is not None and held.blocks[owner.number] is block
 
     def _device_slot(self) -> int | None:

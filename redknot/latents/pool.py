@@ -25,7 +25,7 @@ class Pool:
 
     def __init__(self, capacity: int, nbytes: int, device: torch.device, *, pinned: bool = False) -> None:
         try:
-            self.data = torch.empty(capacity, nbytes, dtype=torch.uint8, device=device, pin_memory=pinned)
+            self.data = own_memory(capacity, nbytes, device=device, pinned=pinned)
         except RuntimeError as error:  # what torch raises when the system refuses
             size = f"{capacity * nbytes} bytes of {device.type} memory"
             raise StoreError(f"cannot take {size} for latents; set lower REDKNOT_LATENT_... limits") from error
@@ -44,6 +44,12 @@ class Pool:
             return host_bytes(self.row(slot))
         nbytes = self.slots.nbytes
         return self._bytes[slot * nbytes : (slot + 1) * nbytes]
+
+
+def own_memory(*shape: int, device: torch.device | None = None, pinned: bool = False) -> Tensor:
+    """Bytes that any thread may write, in whatever mode of torch somebody opens the store: the worker has its own."""
+    with torch.inference_mode(False):
+        return torch.empty(*shape, dtype=torch.uint8, device=device, pin_memory=pinned)
 
 
 def host_bytes(row: Tensor) -> memoryview:

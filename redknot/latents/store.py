@@ -110,13 +110,13 @@ class LatentStore(References):
     def writable(self, handle: Handle) -> Handle:
         """Let a run have an open block of its own with the same bytes in the place of this one; where that is.
 
-        It is the same block where nobody else can see it: one reference, and no name to be found under. PoolFullError
-        without room for a copy; nothing changes then.
+        It is the same block where nobody else can see it (one reference, no name to be found under) and the device pool
+        has it. PoolFullError without room for a copy; nothing changes then.
         """
         table = self._table
         with table.lock:
             block = table.at(handle)
-            if block.refs == 1 and block.name is None:
+            if block.refs == 1 and block.name is None and block.device is not None:
                 table.reopen(handle)
                 return handle
             aside = Held([], [])

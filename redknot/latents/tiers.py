@@ -86,7 +86,7 @@ class Tiers:
                 raise BlockStateError(f"{describe(handle)} is open, shared, pinned or leased and cannot be demoted")
             taken = self._worker.submit(Job(partial(self._moves.demote_for, handle)))
             if taken:
-                self._moves.asked.add((handle.run, handle.number))
+                self._moves.asked[handle.run, handle.number] = block
         return taken
 
     def promote(self, handle: Handle, timeout_s: float) -> Handle:
@@ -95,7 +95,7 @@ class Tiers:
         with table.lock:
             block = table.of(handle)
             there = block.device is not None
-            self._moves.asked.discard((handle.run, handle.number))
+            self._moves.asked.pop((handle.run, handle.number), None)
         if not there:
             left = deadline(timeout_s)
             job = Job(partial(self._moves.raise_block, block))

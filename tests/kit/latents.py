@@ -281,12 +281,28 @@ class Mirror:
                 # Where the block was demoted, this handle names where it is, or was until a move that runs is done.
                 self.cells[self.store.handle(forked, handle.number)] = cell
 
+    def share(self, number: int, count: int) -> None:
+        """Some blocks of any runs, perhaps one of them twice."""
+        picked = [self.pick(number + 3 * at) for at in range(count)]
+        handles = [handle for handle in picked if handle is not None and self.readable(handle)]
+        run = self.store.share(handles)
+        self.holes[run] = (NAMESPACES[number % len(NAMESPACES)], [])
+        for at, handle in enumerate(handles):
+            self.cells[self.store.handle(run, at)] = self.cells[handle]
+
+    def adopt(self, number: int, other: int) -> None:
+        """Another block in the place of one."""
+        handle, wanted = self.pick(number), self.pick(other)
+        if handle is not None and wanted is not None and self.readable(wanted):
+            cell = self.cells[wanted]
+            self._replaced(handle, self.store.adopt(handle.run, handle.number, wanted), cell)
+
     def writable(self, number: int) -> None:
         handle = self.pick(number)
         if handle is None or not self.readable(handle):
             return
         cell = self.cells[handle]
-        alone = self.references(cell) == 1 and cell.name is None
+        alone = self.references(cell) == 1 and cell.name is None and handle.region == DEVICE
         result = self.store.writable(handle) if alone else self.if_room(lambda: self.store.writable(handle))
         if result is None:
             return
@@ -318,6 +334,12 @@ class Mirror:
                 with pytest.raises((StaleHandleError, ForeignHandleError)):
                     use(handle)
             runs = (self.store.free, self.store.fork, self.store.handles, lambda run: self.store.open(run, "a", 1))
+            live = self.pick(number)
+            if live is not None:
+                with pytest.raises((StaleHandleError, ForeignHandleError)):
+                    self.store.adopt(live.run, live.number, handle)
+            with pytest.raises((StaleHandleError, ForeignHandleError)):
+                self.store.share([handle] if live is None or not self.readable(live) else [live, handle])
             for use_run in (*runs, lambda run: self.store.commit(run, [])):
                 with pytest.raises((StaleHandleError, ForeignHandleError)):
                     use_run(handle.run)

@@ -49,6 +49,8 @@ def operations(mirror: Mirror, dice: random.Random) -> list[tuple[int, Callable[
         (12, content),
         (4, lambda: mirror.commit(number(), number(), dice.randint(1, 4))),
         (6, lambda: mirror.fork(number(), dice.randint(0, 6))),
+        (3, lambda: mirror.share(number(), dice.randint(0, 4))),
+        (3, lambda: mirror.adopt(number(), number())),
         (6, lambda: mirror.writable(number())),
         (45, lambda: mirror.free(number())),
         (1, lambda: mirror.misuse(number())),

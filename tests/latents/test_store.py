@@ -16,6 +16,7 @@ from redknot.latents.content import Name, caller_name, content_hash, content_nam
 from redknot.latents.handles import (
     ARENA,
     DEVICE,
+    HOST,
     ArenaFullError,
     BlockStateError,
     ForeignHandleError,
@@ -341,6 +342,40 @@ def test_a_demotion_is_for_who_asked(store: LatentStore) -> None:
     gate.set()
     assert store.drain()
     assert stored(store, found) == content(1)
+
+
+def test_a_demotion_is_of_the_block_that_was_there(store: LatentStore) -> None:
+    """What a run holds in its place by the time the worker comes to it is nobody's to demote."""
+    gate = threading.Event()
+    store._tiers._worker.submit(Job(gate.wait))
+    handle, other = sealed(store, 1), sealed(store, 2)
+    assert store.demote(handle)
+    adopted = store.adopt(handle.run, 0, other)
+    store.free(other.run)
+    gate.set()
+    assert store.drain()
+    assert stored(store, adopted) == content(2)
+    assert not store._moves.asked
+
+
+def test_a_demoted_block_without_a_name_is_written_to_as_a_copy(tmp_path: Path) -> None:
+    with LatentStore(config(tmp_path, device=2, disk=0), hasher=lambda _: b"same") as store:
+        one, collided = sealed(store, 1), sealed(store, 2)
+        store.demote(collided)
+        assert store.drain()
+        below = store.handle(collided.run)
+        assert below.region == HOST
+        taken = opened(store, "a")
+        with pytest.raises(PoolFullError):
+            store.writable(below)
+        assert stored(store, below) == content(2)
+        store.free(taken.run)
+        copy = store.writable(below)
+        store.fill(copy)[:1] = 77
+        assert stored(store, copy) == bytes([77]) + content(2)[1:]
+        assert store.books()["host"].live == 0
+        assert stored(store, one) == content(1)
+        assert store.recount() == []
 
 
 def test_equal_bytes_bring_a_demoted_block_back(store: LatentStore) -> None:
@@ -797,6 +832,22 @@ def test_a_recount_finds_what_is_wrong(tmp_path: Path) -> None:
 
 
 # Threads.
+
+
+def test_a_store_that_is_opened_in_inference_mode(tmp_path: Path) -> None:
+    """The worker's thread is in no such mode, nor need callers be."""
+    with torch.inference_mode():
+        store = LatentStore(config(tmp_path))
+    with store:
+        for number in range(9):
+            handle = opened(store, "a")
+            with torch.inference_mode(bool(number % 2)):
+                store.fill(handle).copy_(tensor(content(number)))
+                store.free(store.seal(handle, key=b"%d" % number).handle.run)
+            assert store.drain()
+        assert contents(store, fetch(store, names(range(4)))) == [content(number) for number in range(4)]
+        assert store.counters()["promotions_disk"]
+        assert store.recount() == []
 
 
 def test_a_store_that_was_closed_keeps_no_reference(tmp_path: Path) -> None:

@@ -74,6 +74,14 @@ class Machine(RuleBasedStateMachine):
     def fork(self, number: int, count: int) -> None:
         self.mirror.fork(number, count)
 
+    @rule(number=NUMBER, count=st.integers(0, 3))
+    def share(self, number: int, count: int) -> None:
+        self.mirror.share(number, count)
+
+    @rule(number=NUMBER, other=NUMBER)
+    def adopt(self, number: int, other: int) -> None:
+        self.mirror.adopt(number, other)
+
     @rule(number=NUMBER)
     def writable(self, number: int) -> None:
         self.mirror.writable(number)
