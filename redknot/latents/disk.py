@@ -21,7 +21,6 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
@@ -31,9 +30,12 @@ from redknot.latents.content import Name, address
 from redknot.latents.diskfile import (
     PREFIX_BYTES,
     DamagedFileError,
+    bounded_folder,
+    folder_bytes,
     private_folder,
     read_block,
     remove_left_over,
+    removed,
     write_block,
 )
 
@@ -71,6 +73,7 @@ class DiskTier:
             private_folder(root / name) for name in ("blocks", "aside", "quarantine")
         )
         self._prefix = f"{self._blocks}{os.sep}"  # joining paths takes longer than looking one up
+        self._quarantine_bytes = budget // _QUARANTINE_SHARE
         self._scan_every = max(16, budget // self.file_bytes // 16)  # writes
         self._writing = threading.Lock()  # one write, eviction or scan at a time; held over IO, unlike _lock
         self._scratch = bytearray(nbytes)  # for the block that a write finds in its place; under _writing
@@ -213,12 +216,10 @@ class DiskTier:
         with self._lock:
             self.counters["disk_quarantined"] += 1
             self._quarantined += size
-            full = self._quarantined > self.budget // _QUARANTINE_SHARE
-        if full:
-            with suppress(OSError):
-                os.unlink(target)
-                with self._lock:
-                    self._quarantined -= size
+            full = self._quarantined > self._quarantine_bytes
+        if full and removed(target):
+            with self._lock:
+                self._quarantined -= size
 
     def _scan(self) -> None:
         found: list[tuple[int, bytes]] = []
@@ -229,7 +230,7 @@ class DiskTier:
                 else:
                     found.append((time_ns, where))
             left_over = sum(remove_left_over(self._aside / name) for name in os.listdir(self._aside))
-            quarantined = folder_bytes(self._quarantine)
+            quarantined = bounded_folder(self._quarantine, self._quarantine_bytes)
         except OSError as error:
             self._failed("scan", self._blocks, error)
             return
@@ -271,12 +272,3 @@ class DiskTier:
     def _count(self, name: str) -> None:
         with self._lock:
             self.counters[name] += 1
-
-
-def folder_bytes(folder: Path) -> int:
-    """Bytes of the files in a folder; what vanishes meanwhile counts as nothing."""
-    total = 0
-    for name in os.listdir(folder):
-        with suppress(FileNotFoundError):
-            total += os.lstat(folder / name).st_size
-    return total

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redknot.errors import StoreError
-from redknot.latents.disk import BLOCK_FILE, folder_bytes
-from redknot.latents.diskfile import PREFIX_BYTES, DamagedFileError, read_block
+from redknot.latents.disk import BLOCK_FILE
+from redknot.latents.diskfile import PREFIX_BYTES, DamagedFileError, folder_bytes, read_block
 
 
 @dataclass(frozen=True)

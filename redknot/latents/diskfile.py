@@ -133,3 +133,32 @@ def _checksum(head: bytes, payload: memoryview) -> bytes:
     digest = xxhash.xxh3_128(head)
     digest.update(payload)
     return digest.digest()
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of the files in a folder; what vanishes meanwhile counts as nothing."""
+    total = 0
+    for name in os.listdir(folder):
+        with suppress(FileNotFoundError):
+            total += os.lstat(folder / name).st_size
+    return total
+
+
+def bounded_folder(folder: Path, most: int) -> int:
+    """Bytes of what is in a folder, once what goes beyond ``most`` is deleted: others may have put it there."""
+    total = 0
+    for name in os.listdir(folder):
+        with suppress(FileNotFoundError):
+            size = os.lstat(folder / name).st_size
+            if total + size <= most or not removed(folder / name):
+                total += size
+    return total
+
+
+def removed(path: Path) -> bool:
+    """Delete a file, or a folder that is empty; whether that was done."""
+    for remove in (os.unlink, os.rmdir):
+        with suppress(OSError):
+            remove(path)
+            return True
+    return False

@@ -324,6 +324,32 @@ def test_the_quarantine_is_bounded(folder: Path) -> None:
     assert balanced(tier)
 
 
+def test_a_quarantine_that_others_filled_is_bounded_too(folder: Path) -> None:
+    """Processes that find damage and end, one after the other; and a budget that is lower than theirs was."""
+    for _ in range(10):
+        tier = opened(folder, files=16)
+        for number in range(2):
+            assert tier.write(name(number), payload(number), 1.0) is Written.STORED
+            os.truncate(tier._path(_address(number)), FILE - number)
+            flip(Path(tier._path(_address(number))), 1)
+    tier = opened(folder, files=16)
+    assert tier.book().quarantined <= 2 * FILE
+    assert balanced(tier)
+    tier = opened(folder, files=8)
+    assert tier.book().quarantined <= FILE
+    assert tier.write(name(3), payload(3), 1.0) is Written.STORED
+    assert balanced(tier)
+
+
+def test_a_folder_in_the_place_of_a_block_does_not_fill_the_quarantine(folder: Path) -> None:
+    tier = opened(folder, files=16)
+    for number in range(4):
+        os.mkdir(tier._path(_address(number)))
+        assert read(tier, name(number)) is None
+    assert tier.book().quarantined == 0
+    assert balanced(tier)
+
+
 def test_a_quarantine_that_fails_leaves_a_miss(folder: Path) -> None:
     tier = opened(folder)
     tier.write(name(1), payload(1), 1.0)
