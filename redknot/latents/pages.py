@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
@@ -54,7 +55,8 @@ class Pages:
     def keep(self, page: int, session: Session, end: int) -> None:
         """Keep the page that ends at request position ``end`` of a session whose boundary tails there were left.
 
-        What the number stood for before is freed. PoolFullError without room for the state; nothing is kept then.
+        What the number stood for before is freed. PoolFullError without room for the state, HandleError for a session
+        whose memory was given back; nothing is kept then.
         """
         self.free((page,))
         try:
@@ -70,27 +72,29 @@ class Pages:
         windows = get_windows(session.segments, lo, end)
         tails = sorted(session.boundary_tails.get(end, {}).items())
         raw = [rows for _, tail in tails for rows in tail.raw]
-        state = self._written([windows, *raw])
-        places, handles = [], []
-        for segment in session.segments:
-            first, stop = max(end - size, segment.first), min(end, segment.stop)
-            if first < stop and segment.blocks is not None:
-                numbers = range((first - segment.first) // size, (stop - 1 - segment.first) // size + 1)
-                run = segment.blocks.share(numbers)
-                places += [(segment.first, number) for number in numbers]
-                handles += [(run, self._store.handles(run))]
-        blocks = self._store.share([handle for _, part in handles for handle in part])
-        for run, _ in handles:
-            self._store.free(run)
+        places: list[Place] = []
+        handles: list[Handle] = []
+        with ExitStack() as shared:
+            for segment in session.segments:
+                first, stop = max(end - size, segment.first), min(end, segment.stop)
+                if first < stop and segment.blocks is not None:
+                    numbers = range((first - segment.first) // size, (stop - 1 - segment.first) // size + 1)
+                    run = segment.blocks.share(numbers)
+                    shared.callback(self._store.free, run)
+                    places += [(segment.first, number) for number in numbers]
+                    handles += self._store.handles(run)
+            state = self._written([windows, *raw])
+            blocks = self._store.share(handles)
         shapes = tuple((layer, tail.positions, tuple(tuple(r.shape) for r in tail.raw)) for layer, tail in tails)
         cut = _cut(session.segments, end)
         return _Page(end, cut, tuple(places), blocks, state, tuple(windows.shape), shapes)
 
     def alias(self, page: int, other: int) -> None:
         """Let the number ``other`` stand for the same page as ``page``, which is kept; each is freed for itself."""
-        self.free((other,))
         found = self._pages[page]
-        self._pages[other] = replace(found, blocks=self._store.fork(found.blocks), state=self._store.fork(found.state))
+        found = replace(found, blocks=self._store.fork(found.blocks), state=self._store.fork(found.state))
+        self.free((other,))
+        self._pages[other] = found
 
     def kept(self, pages: Sequence[int], segments: Sequence[Segment]) -> int:
         """How many of the first pages of a request are here, left by a session cut into such segments."""

@@ -227,6 +227,8 @@ class RowRunner:
         session.check()
         last = session.segments[-1]
         memory.grow(last, last.length + 1)
+        assert last.blocks is not None  # it was allocated
+        last.blocks.own((last.length // self._size,))  # a page may hold it that ended inside of it
 
     def steps(self, served: Sequence[Served], pieces: Sequence[Piece], counters: Counters) -> Tensor:
         """One row of each request in one forward; logits [requests, vocab]."""

@@ -265,3 +265,22 @@ def test_the_end_of_one_request_is_not_that_of_a_later_one_of_its_name(world, en
     assert engine.state()["requests"] == 1
     engine.release("same")
     assert engine.state()["requests"] == 0
+
+
+def test_a_step_that_finds_no_room_for_a_copy_fails_alone(world, engine):
+    """A page may end inside the block that the next row goes to; the block is the page's too then."""
+    server = MiniServer(engine, PAGES, 1024)
+    reusing, other = server.submit("reusing", prompt(world, 3), 70), server.submit("other", prompt(world), 70, OFF)
+    while reusing.at % server.size or not reusing.answer:
+        server.step()
+    last = engine._requests["reusing"].session.segments[-1]
+    assert last.length % server.size
+    assert other.at % server.size
+    taken = engine.latents.store.allocate("", engine.latents.store.room())
+    while reusing.failure is None:
+        server.step()
+    assert "PoolFullError" in reusing.failure
+    assert other.failure is None
+    engine.latents.store.free(taken)
+    server.run()
+    assert agrees(other, expected(world, "turbo", prompt(world), 70, "off"))
