@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import chain
 
-from redknot.config import LATENT_BYTES, LatentSettings
+from redknot.config import LATENT_ARENA_BYTES, LATENT_BYTES, LatentSettings
 from redknot.errors import ConfigError
 from redknot.latents.arena import ALIGNMENT
 from redknot.latents.formats import FP32, round_up
@@ -53,8 +53,11 @@ def store_config(layout: ModelLayout, settings: LatentSettings) -> StoreConfig:
         pool = _POOL_REQUESTS * -(-longest // layout.block_tokens) * nbytes
     if pool < nbytes:
         raise ConfigError(f"{LATENT_BYTES} is {pool}; one block of this model takes {nbytes} bytes")
+    least = arena_bytes(layout, min(layout.block_tokens, longest), 1, 1)
     if arena is None:
         arena = arena_bytes(layout, longest, 1, _ARENA_SEGMENTS)
+    if arena < least:
+        raise ConfigError(f"{LATENT_ARENA_BYTES} is {arena}; a request of one block of this model takes {least} bytes")
     return StoreConfig(
         layout_digest([layer.entries for layer in layout.layers]),
         nbytes,
@@ -72,5 +75,6 @@ def sized_for(geometry: Geometry, lengths: Sequence[int]) -> LatentSettings:
     """Just enough for sessions of one segment each, with room for so many tokens, held at the same time."""
     layout = model_layout(geometry, FP32)
     blocks = sum(-(-length // layout.block_tokens) for length in lengths)
-    arena = arena_bytes(layout, sum(lengths), len(lengths), len(lengths))
+    tokens, sessions = max(sum(lengths), layout.block_tokens), max(len(lengths), 1)
+    arena = arena_bytes(layout, tokens, sessions, sessions)
     return LatentSettings(device_bytes=max(blocks, 1) * slot_bytes(layout), arena_bytes=arena, arenas=1)

@@ -55,8 +55,12 @@ class LatentSpace:
             self.store.flush()
         self.store.close()
 
+    def cost(self, flops: float) -> float:
+        """Of a block that takes so many FLOPs to compute again, in the unit of the store."""
+        return 1.0 if self._cost is None else flops
+
     def block_cost(self, number: int) -> float:
-        """Of running the tokens of a document's block ``number`` when what precedes it is there, in FLOPs."""
+        """Of running the tokens of a document's block ``number`` when what precedes it is there, as of ``cost``."""
         if self._cost is None:
             return 1.0
         tokens = self.layout.block_tokens

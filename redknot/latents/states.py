@@ -19,7 +19,8 @@ class State:
 
     def __init__(self, memory: Workspace, key: bytes, nbytes: int) -> None:
         """Look for the state; where the pool has no room for what is missing of it, it is neither found nor kept."""
-        store = memory.space.store
+        self._space = memory.space
+        store = self._space.store
         self._pool, self._nbytes = store.pool.view(-1, store.config.block_bytes), nbytes
         self._keys = [key + number.to_bytes(4, "little") for number in range(-(-nbytes // self._pool.shape[1]))]
         self._segment = Segment(0, 0, 0, closed=True)  # a segment without tokens, of blocks alone
@@ -35,15 +36,19 @@ class State:
             return None
         return self._pool[self._rows()].flatten()[: self._nbytes]
 
-    def write(self, data: Tensor) -> None:
-        """Keep ``data`` [nbytes] uint8 under the key, for others to find; not without room, or where it was found."""
+    def write(self, data: Tensor, flops: float) -> None:
+        """Keep ``data`` [nbytes] uint8 under the key, for others to find; not without room, or where it was found.
+
+        Its blocks share what it takes to compute it again.
+        """
         if self._segment.blocks is None or not self._missing:
             return
         missing = torch.tensor(self._missing)
         values = pad(data, (0, len(self._keys) * self._pool.shape[1] - self._nbytes)).view(-1, self._pool.shape[1])
         self._pool[self._rows()[missing]] = values[missing]
+        cost = self._space.cost(flops / len(self._keys))
         for number in self._missing:
-            self._segment.blocks.publish(number, self._keys[number])
+            self._segment.blocks.publish(number, self._keys[number], cost)
         self._missing = []
 
     def _rows(self) -> Tensor:

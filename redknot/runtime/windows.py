@@ -96,9 +96,10 @@ class _Rebuilding:
         everywhere = self.model.group.all_agree(found is not None)
         if found is not None and everywhere:
             return found.view(torch.float32).view(self.shape)
+        before = counters.flops
         state = self._computed(scratch, counters, chunk)
         if kept is not None:
-            kept.write(state.flatten().view(torch.uint8))
+            kept.write(state.flatten().view(torch.uint8), counters.flops - before)
         return state
 
     def _computed(self, scratch: Workspace, counters: Counters, chunk: int) -> Tensor:

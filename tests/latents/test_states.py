@@ -14,6 +14,7 @@ from redknot.nano.parameters import GEOMETRY
 from tests.kit.memory import nan_space
 
 BLOCKS = 6
+FLOPS = 3000.0
 
 
 def space_of(blocks: int = BLOCKS) -> LatentSpace:
@@ -32,7 +33,7 @@ def found(space: LatentSpace, key: bytes, nbytes: int, namespace: str = "n") -> 
 
 def keep(space: LatentSpace, key: bytes, data: Tensor) -> None:
     with Workspace(space, "n") as memory:
-        State(memory, key, len(data)).write(data)
+        State(memory, key, len(data)).write(data, FLOPS)
 
 
 def occupy(space: LatentSpace, blocks: int) -> Workspace:
@@ -80,3 +81,11 @@ def test_no_room() -> None:
     keep(space, b"a", data)
     assert found(space, b"a", len(data)) is not None
     assert space.store.recount() == []
+
+
+def test_its_blocks_share_what_it_takes_to_compute_it_again() -> None:
+    """Where the store has a unit at all; else all blocks are worth the same."""
+    for cost, each in ((lambda tokens: float(tokens), FLOPS / 3), (None, 1.0)):
+        with LatentSpace(GEOMETRY, cost=cost) as space:
+            keep(space, b"a", data_of(space))
+            assert [block.cost for block in space.store._table.index.values()] == [each] * 3

@@ -256,3 +256,18 @@ def test_blocks_cost_what_their_tokens_take_behind_those_before_them() -> None:
 def test_a_pool_without_room_for_a_block_names_the_variable() -> None:
     with pytest.raises(ConfigError, match=r"REDKNOT_LATENT_BYTES is 10; one block of this model takes \d+ bytes"):
         LatentSpace(geometry_of(next(iter(SHAPES))), LatentSettings(device_bytes=10))
+
+
+def test_an_arena_without_room_for_a_request_of_one_block_names_the_variable() -> None:
+    """And one with exactly as much serves it."""
+    for shape in SHAPES:
+        g = geometry_of(shape)
+        least = sized_for(g, [1]).arena_bytes
+        assert least is not None
+        match = rf"REDKNOT_LATENT_ARENA_BYTES is {least - 1}; .* one block of this model takes {least} bytes"
+        with pytest.raises(ConfigError, match=match):
+            LatentSpace(g, LatentSettings(arena_bytes=least - 1))
+        with LatentSpace(g, LatentSettings(arena_bytes=least)) as space, Workspace(space) as memory:
+            segment = Segment(0, 0, 0, closed=False)
+            memory.allocate(segment, g.block_length)
+            memory.session([segment]).check()
