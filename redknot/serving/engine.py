@@ -173,8 +173,8 @@ class ServingEngine:
         self._pages.clear()
 
     def state(self) -> dict[str, object]:
-        """Plain JSON values: whether reuse is on, and what is held now."""
-        store, books = self.libraries.store, self.latents.store.books()
+        """Plain JSON values: whether reuse is on, what is held now, and whether a recount of it finds the same."""
+        store, books, wrong = self.libraries.store, self.latents.store.books(), self.check_books()
         return {
             "reuse": "off" if store is None or not self.profile.reuses else "on",
             "detail": self.libraries.unavailable if store is None else "",
@@ -182,6 +182,7 @@ class ServingEngine:
             "pages": len(self._pages),
             "pages_lost": self._pages.counters["lost"],
             "bytes": {tier: {"live": book.live, "total": book.total} for tier, book in books.items()},
+            "books": "; ".join(wrong) if wrong else "balanced",
         }
 
     def check_books(self) -> list[str]:
