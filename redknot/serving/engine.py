@@ -118,6 +118,7 @@ class ServingEngine:
         space = self._namespace if namespace is None else namespace
         served = self._admissions.admit(token_ids, ask, space, arrived, cached_pages)
         served.admission = Admission(served.branch)
+        self.release(request_id)  # what an earlier request of its id may have left
         self._requests[request_id] = served
         return served.admission
 
