@@ -184,9 +184,17 @@ def _body(response: Any) -> Any:
 
 @contextmanager
 def serving(
-    folder: Path, store: Path, *options: str | int, model: str | Path = "nano", key: str | None = None
+    folder: Path,
+    store: Path,
+    *options: str | int,
+    model: str | Path = "nano",
+    key: str | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Start a server, wait until it is healthy, and end all its processes; what it wrote is shown if that fails."""
+    """Start a server, wait until it is healthy, and end all its processes; what it wrote is shown if that fails.
+
+    ``environment`` is for SGLang's own switches of its tests; a user needs none.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     port, log = free_port(), folder / "server.log"
     command = [
@@ -194,12 +202,12 @@ def serving(
         *("--enable-redknot", "--redknot-store", str(store), "--host", "127.0.0.1", "--port", str(port)),
         *(str(option) for option in options),
     ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "REDKNOT_CACHE_DIR": str(folder / "cache")}
+    variables = os.environ | {"OMP_NUM_THREADS": "1", "REDKNOT_CACHE_DIR": str(folder / "cache")} | (environment or {})
     with log.open("w", encoding="utf-8") as out:
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=environment,
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
