@@ -79,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         print(*warnings(report), sep="", end="", file=sys.stderr)
     if not contents.all:
-        raise InputError(f"{args.corpus} holds no document that can be built ({left_out(report)})")
+        first = f": {report.problems[0]}" if report.problems else ""  # whoever reads JSON has no other place for it
+        raise InputError(f"{args.corpus} holds no document that can be built ({left_out(report)}){first}")
 
     def draft() -> CertificateDraft:
         verify = args.verify_weights
