@@ -48,7 +48,23 @@ class RedKnotV4ForCausalLM(nn.Module):
                 fail(request, outcome.failures[request.rid])
         reports = [outcome.reports.get(request.rid) for request in requests]
         info = {KEY: reports} if any(report is not None for report in reports) else None
-        return LogitsProcessorOutput(next_token_logits=outcome.logits, customized_info=info)
+        return LogitsProcessorOutput(
+            next_token_logits=outcome.logits,
+            customized_info=info,
+            input_token_logprobs=_known_logprobs(forward_batch),
+        )
+
+
+def _known_logprobs(batch: Any) -> Tensor | None:
+    """As many numbers as SGLang counts logprobs of tokens that were answered before.
+
+    They run again when a request was retracted, and one at a time among prefills. Their values are with the request,
+    and these are not looked at; but without any the scheduler ends. Logprobs of a prompt are refused earlier.
+    """
+    if not batch.forward_mode.is_extend() or not batch.return_logprob:
+        return None
+    pairs = zip(batch.extend_seq_lens_cpu, batch.extend_logprob_start_lens_cpu, strict=True)
+    return torch.zeros(sum(max(int(rows) - int(first), 0) for rows, first in pairs))
 
 
 def _piece(number: int, request: Any, batch: Any, input_ids: Tensor, page: int) -> Piece:
