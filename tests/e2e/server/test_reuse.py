@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from redknot.artifact.needs import parse_strategy
+from redknot.model.profile import SHIPPED
 from tests.e2e.server.conftest import SEAMS, World
-from tests.kit.requests import BOS, document
+from tests.kit.requests import BLOCK, BOS, document, publish
 from tests.kit.server import Answer, Server, differs
 
 OFF = {"reuse": "off"}
@@ -281,3 +283,50 @@ def test_reuse_while_others_run_has_its_own_window(main: Server, world: World):
     asked = [[BOS, *document(7, 740), *world.documents[name], *document(30, 741)] for name in names]
     for ids, answer in zip(asked, main.together([main.body(ids, 24) for ids in asked]), strict=True):
         assert same(answer, embedded(world, ids, 24))
+
+
+EDGES = {
+    "space": " {} ",
+    "newline": "\n\n{}\n",
+    "digit": "7 {} 12",
+    "han": "字{}字",
+    "emoji": "🦊{}🦊",
+    "half a word": "ning {} run",
+}
+
+
+def test_documents_with_edges_that_merge_are_found(main: Server, world: World):
+    """LMCache#3228, #1136: text in front and behind may take a token of the document, and never more than a block."""
+    tokenizer = world.engine().tokenizer
+    words, texts = world.texts["document-22"].split(), {}
+    for number, (name, shape) in enumerate(EDGES.items()):
+        random.Random(number).shuffle(words)
+        texts[name] = shape.format(" ".join(words[:150]))
+    documents = {name: tokenizer.encode(text).tolist() for name, text in texts.items()}
+    made = publish(world.checkpoint, world.store, list(documents.values()), [SHIPPED["rowsparse"]])
+    for name, certificate in zip(texts, made, strict=True):
+        main.flush()
+        prompt = f"run{texts[name]}ning 3"
+        answer = main.generate(prompt, 4)
+        [one] = answer.report["documents"]
+        assert one["artifact_id"] == certificate.artifact_id, name
+        assert one["matched"] >= len(documents[name]) - 2 * BLOCK, name
+        assert same(answer, embedded(world, [BOS, *tokenizer.encode(prompt).tolist()], 4)), name
+        spans = {"spans": [[4, 4 + len(documents[name])]]}
+        ids = [BOS, *tokenizer.encode("run").tolist(), 9, 9, 9][:4] + documents[name] + [44, 45, 46]
+        pointed = main.generate(ids, 4, spans)
+        assert pointed.report["documents"][0]["matched"] == len(documents[name]), name
+    for certificate in made:
+        assert main.call("DELETE", f"/redknot/documents/{certificate.artifact_id}").status_code == 200
+
+
+def test_a_document_that_keeps_no_windows_is_a_hit(main: Server, world: World):
+    """sglang#35129, #28058: what is not kept is computed again."""
+    main.flush()
+    part = document(300, 750)
+    publish(world.checkpoint, world.store, [part], [SHIPPED["rowsparse"]], windows=parse_strategy("none"))
+    ids = [BOS, *document(40, 751), *part, *document(20, 752)]
+    answer = main.generate(ids, 6)
+    assert answer.report["arm"] == "reuse"
+    assert answer.report["reused_tokens"] > 200
+    assert same(answer, embedded(world, ids, 6))
