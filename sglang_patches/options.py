@@ -174,6 +174,8 @@ def defaults(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
         "chunked_prefill_size": _whole_pages(given.get("chunked_prefill_size"), page),
         "attention_backend": _BACKEND,
         "sleep_on_idle": True,  # an idle scheduler would keep a core busy, and ranks share the cores with builds
+        # SGLang's warm-up asks this server without a key of ours, and ends it when it is sent away.
+        "skip_server_warmup": bool(given.get("skip_server_warmup") or options.config.api_keys),
         "tool_call_parser": given.get("tool_call_parser") or _chat_encoding(options.model),
     }
 

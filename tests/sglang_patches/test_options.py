@@ -222,8 +222,14 @@ def test_defaults(options):
         "chunked_prefill_size": 2048,
         "attention_backend": "torch_native",
         "sleep_on_idle": True,
+        "skip_server_warmup": False,
         "tool_call_parser": None,
     }
+
+
+def test_a_server_with_api_keys_does_not_wait_for_a_warm_up_that_has_none(options):
+    assert defaults(replace(options, config=ServerConfig(api_keys={"secret": "mine"})), {})["skip_server_warmup"]
+    assert defaults(options, {"skip_server_warmup": True})["skip_server_warmup"]
 
 
 def test_what_a_user_set_stays(options):
