@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
 from redknot.errors import InputError
 from redknot.serving.batch import Ask
 from sglang_patches.launch import options_of
+from sglang_patches.options import Options
 from sglang_patches.requests import ARRIVED, NAMESPACE
 from sglang_patches.responses import KEY
 
@@ -26,6 +27,7 @@ async def generate(
     """Hook: around every request of every endpoint. ValueError, which is a 400, for one that cannot be served."""
     if hasattr(received, "sampling_params"):
         _refuse(received)
+        _refuse_other_tokens(received, options_of(manager.server_args))
         received.sampling_params = _stamped(received.sampling_params, _namespace(manager, request))
     async for output in original(manager, received, request):
         for number, item in enumerate(output if isinstance(output, list) else [output]):
@@ -57,6 +59,28 @@ def _refuse(received: Any) -> None:
     starts = start if isinstance(start, list) else [start]
     if wanted and any(one is not None and one >= 0 for one in starts):
         raise ValueError("logprobs of the prompt cannot be had with --enable-redknot: not all of its rows run")
+
+
+def _refuse_other_tokens(received: Any, options: Options | None) -> None:
+    """ValueError for logprobs of tokens that the model does not have; the sampler of every rank would end over them."""
+    if options is None:
+        return
+    vocab = options.geometry.vocab_size
+    for number in _flat(getattr(received, "top_logprobs_num", None)):
+        if not 0 <= number <= vocab:
+            raise ValueError(f"top_logprobs_num is {number}; the model has {vocab} tokens")
+    for token in _flat(getattr(received, "token_ids_logprob", None)):
+        if not 0 <= token < vocab:
+            raise ValueError(f"token_ids_logprob holds {token}; the model has {vocab} tokens")
+
+
+def _flat(given: Any) -> Iterator[int]:
+    """The numbers in what is a number, a list of them, or one such for each prompt."""
+    if isinstance(given, list):
+        for one in given:
+            yield from _flat(one)
+    elif isinstance(given, int):
+        yield given
 
 
 def _namespace(manager: Any, request: Any) -> str | None:

@@ -18,9 +18,8 @@ from sglang_patches.launch import ATTRIBUTE
 from sglang_patches.options import ServerConfig
 from sglang_patches.requests import ARRIVED, NAMESPACE
 
-MANAGER = SimpleNamespace(
-    server_args=SimpleNamespace(**{ATTRIBUTE: SimpleNamespace(config=ServerConfig(namespace="default"))})
-)
+OPTIONS = SimpleNamespace(config=ServerConfig(namespace="default"), geometry=SimpleNamespace(vocab_size=2048))
+MANAGER = SimpleNamespace(server_args=SimpleNamespace(**{ATTRIBUTE: OPTIONS}))
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=4), lambda v: st.lists(v, max_size=3))
 
 
@@ -117,6 +116,26 @@ def test_what_skipped_rows_would_falsify_is_refused(name, meaning, installed):
         through(received(**{name: [1]}))
     for nothing in (None, False, []):
         through(received(**{name: nothing}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"top_logprobs_num": 2048, "token_ids_logprob": [0, 2047]}, False),
+        ({"top_logprobs_num": [0, None, 5], "token_ids_logprob": [[5], None]}, False),
+        ({"top_logprobs_num": 2049}, True),
+        ({"top_logprobs_num": [0, -1]}, True),
+        ({"token_ids_logprob": [2048]}, True),
+        ({"token_ids_logprob": [[5], [-1]]}, True),
+    ],
+)
+def test_logprobs_of_tokens_that_there_are_not_are_refused(fields, refused):
+    one = received(**fields)
+    if refused:
+        with pytest.raises(ValueError, match="the model has 2048 tokens"):
+            through(one)
+    else:
+        through(one)
 
 
 def test_requests_that_generate_nothing_are_left_to_sglang():
