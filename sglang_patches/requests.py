@@ -108,6 +108,13 @@ def release(request: Any, *_: Any, **__: Any) -> None:
         found.release(request.rid, ended=request.finished())
 
 
+def aborted(_: Any, request: Any) -> None:
+    """Hook: before SGLang drops a request that waits, or is being prefilled in chunks; it tells nobody else."""
+    found = engine()
+    if found is not None:
+        found.release(request.rid)
+
+
 def fail(request: Any, message: str) -> None:
     """End one request with an error, without its pages entering the tree; every rank does the same."""
     from sglang.srt.managers.schedule_batch import FINISH_ABORT

@@ -113,6 +113,13 @@ HOOKS = [
         requests.release,
     ),
     Hook(
+        _SRT + "managers.scheduler.Scheduler._release_aborted_request",
+        "BEFORE",
+        Process.CHILD,
+        "gives back what a request holds that is aborted while it waits; Python may collect it much later",
+        requests.aborted,
+    ),
+    Hook(
         _SRT + "mem_cache.allocator.paged.PagedTokenToKVPoolAllocator._release_page_ids",
         "BEFORE",
         Process.CHILD,

@@ -29,7 +29,7 @@ TIE = 1e-3  # rows whose two best logits are closer may go either way
 _START_LIMIT_S = 240  # two busy cores
 _REQUEST_LIMIT_S = 120
 _STOP_LIMIT_S = 15
-_TAIL_CHARACTERS = 6000
+_TAIL_CHARACTERS = 3000
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ class Server:
         deadline = time.monotonic() + 10
         while (state := self.health())["requests"] and time.monotonic() < deadline:
             time.sleep(0.2)
-        assert state["requests"] == 0
-        assert state["pages"] == 0
+        assert state["requests"] == 0, state
+        assert state["pages"] == 0, state
         assert state["books"] == "balanced"
         return state
 

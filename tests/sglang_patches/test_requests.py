@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from redknot.errors import InputError
 from redknot.serving.batch import Admission, Ask
 from sglang_patches import pages, requests, responses, serving
-from sglang_patches.requests import ARRIVED, NAMESPACE, REQUESTS, _joined, create, release, with_requests
+from sglang_patches.requests import ARRIVED, NAMESPACE, REQUESTS, _joined, aborted, create, release, with_requests
 
 KEY = st.none() | st.text(alphabet="ab1:+-é", max_size=6)
 
@@ -130,6 +130,13 @@ def test_a_request_that_vanishes_is_released(serve):
     assert engine.released == [("gone", True)]
 
 
+def test_a_request_that_is_aborted_while_it_waits_is_released(serve):
+    engine = Engine()
+    serve(engine)
+    aborted(object(), Request(rid="waits"))
+    assert engine.released == [("waits", True)]
+
+
 def test_retraction_is_told_from_an_end(serve):
     engine = Engine()
     serve(engine)
@@ -156,6 +163,7 @@ def test_nothing_happens_before_the_model_is_loaded(serve):
     assert made(request) is request
     assert request.extra_key == "own"
     release(request)
+    aborted(object(), request)
     pages.cleared(object())
     assert pages.freed(object()) is None
 

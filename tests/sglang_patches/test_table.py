@@ -49,6 +49,7 @@ WANTED = {
     ),
     SRT + "managers.scheduler.Scheduler._create_generation_req": ("method", "self recv_req *args **kwargs"),
     SRT + "mem_cache.common.release_kv_cache": ("function", "req tree_cache =checkpoint"),
+    SRT + "managers.scheduler.Scheduler._release_aborted_request": ("method", "self req"),
     POOL + "_release_page_ids": ("method", "self *page_ids"),
     POOL + "clear": ("method", "self"),
     PARTS + "output_streamer.SchedulerOutputStreamer.is_request_level_customized_info_key": ("method", "self key"),

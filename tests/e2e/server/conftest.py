@@ -72,5 +72,3 @@ def main(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     options = ("--enable-metrics", "--context-length", 4096, "--max-total-tokens", 16384)
     with serving(tmp_path_factory.mktemp("main"), world.store, *options) as server:
         yield server
-
-

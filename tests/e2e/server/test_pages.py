@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -61,15 +63,15 @@ def test_eviction_all_the_time_changes_no_answer(small: Server, world: World):
 def test_retracted_requests_go_on_as_if_nothing_had_been(small: Server, world: World):
     """Long answers of more tokens than there is room for."""
     asked = [[BOS, *document(30 + number, 910)] for number in range(6)]
-    known = [BOS, *document(3, 911), *world.documents["seam-129"], *document(9, 912)]
-    bodies = [small.body(ids, 260, OFF) for ids in asked]
-    bodies += [small.body(known, 60), small.body(known, 60)]
+    heads = document(3, 911), document(40, 912)
+    known = [[BOS, *head, *world.documents["seam-129"], *document(9, 913)] for head in heads]
+    bodies = [small.body(ids, 260, OFF) for ids in asked] + [small.body(ids, 60) for ids in known]
     answers = small.together(bodies)
     for ids, answer in zip(asked, answers[:6], strict=True):
         assert len(answer.ids) == 260
         assert world.reference.wrong(ids, answer.ids) == []
-    alone = world.engine().generate(token_ids=known, max_new_tokens=60, stop_at_eos=False)
-    for answer in answers[6:]:
+    for ids, answer in zip(known, answers[6:], strict=True):
+        alone = world.engine().generate(token_ids=ids, max_new_tokens=60, stop_at_eos=False)
         assert answer.report["reused_tokens"] == alone.report.reused_tokens > 0
         assert not differs(answer.ids, answer.margins, alone.token_ids)
     assert (
@@ -77,4 +79,23 @@ def test_retracted_requests_go_on_as_if_nothing_had_been(small: Server, world: W
         + small.log.read_text(encoding="utf-8").count("retract")
         > 0
     )
+    small.at_rest()
+
+
+def test_requests_aborted_at_every_stage_leave_nothing(small: Server, world: World):
+    """Waiting, in the middle of a prefill, and answering."""
+    small.flush()
+    known = [*world.documents["document-02"], *world.documents["seam-257"]]
+    bodies = []
+    for number in range(14):
+        ids = [BOS, *document(70 + number, 920), *known, *document(9, 921)]
+        bodies.append(small.body(ids, 100, OFF if number % 2 else None, rid=f"stage-{number:02}-"))
+    with ThreadPoolExecutor(14) as pool:
+        asked = [pool.submit(small.call, "POST", "/generate", json=body) for body in bodies]
+        time.sleep(1)
+        for number in random.Random(3).sample(range(14), 12):
+            small.call("POST", "/abort_request", json={"rid": f"stage-{number:02}-"})
+            time.sleep(0.1)
+        found = [one.result() for one in asked]
+    assert {response.status_code for response in found} <= {200, 400, 503}
     small.at_rest()

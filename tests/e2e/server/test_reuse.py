@@ -324,9 +324,9 @@ def test_a_document_that_keeps_no_windows_is_a_hit(main: Server, world: World):
     """sglang#35129, #28058: what is not kept is computed again."""
     main.flush()
     part = document(300, 750)
-    publish(world.checkpoint, world.store, [part], [SHIPPED["rowsparse"]], windows=parse_strategy("none"))
+    publish(world.checkpoint, world.store, [part], [SHIPPED["turbo"]], windows=parse_strategy("none"))
     ids = [BOS, *document(40, 751), *part, *document(20, 752)]
-    answer = main.generate(ids, 6)
+    answer = main.generate(ids, 6, {"profile": "turbo"})
     assert answer.report["arm"] == "reuse"
     assert answer.report["reused_tokens"] > 200
-    assert same(answer, embedded(world, ids, 6))
+    assert same(answer, embedded(world, ids, 6, "turbo"))
