@@ -70,6 +70,7 @@ setsid "$python" -m sglang.launch_server --model-path nano --device cpu \
     --enable-redknot --redknot-store "$store" --redknot-profile "$profile" --tp-size "$tp_size" \
     --host 127.0.0.1 --port "$port" >"$log" 2>&1 </dev/null &
 server=$!
+disown "$server"  # or bash reports how it ended
 until (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do
     kill -0 "$server" 2>/dev/null || fail "the server ended: $(tail -n 1 "$log")" 1
     sleep 0.5

@@ -19,7 +19,7 @@ import torch
 
 from redknot.comm.group import Group, OneProcess
 from redknot.config import load_settings
-from redknot.errors import ReuseUnavailableError
+from redknot.errors import RedKnotError, ReuseUnavailableError
 from redknot.latents.pages import Pages
 from redknot.latents.space import LatentSpace
 from redknot.model.checkpoint import load_model
@@ -116,14 +116,20 @@ class ServingEngine:
         ReuseUnavailableError where it requires reuse and there is none.
         """
         space = self._namespace if namespace is None else namespace
-        served = self._admissions.admit(token_ids, ask, space, arrived, cached_pages)
+        try:
+            served = self._admissions.admit(token_ids, ask, space, arrived, cached_pages)
+        except RedKnotError:
+            raise
+        except Exception:
+            self.metrics.failed()
+            raise
         served.admission = Admission(served.branch)
         self.release(request_id)  # what an earlier request of its id may have left
         self._requests[request_id] = served
         return served.admission
 
     def forward(self, pieces: Sequence[Piece]) -> Outcome:
-        """Run the rows of some requests; a request that was never admitted runs dense.
+        """Run the rows of some requests; a request that was never admitted runs dense, and is not reported.
 
         Prefills run one after the other, each with counters of its own; then all decode steps run together.
         """
@@ -199,9 +205,11 @@ class ServingEngine:
         self.latents.close()
 
     def _dense(self, piece: Piece) -> Served:
-        """Admit a request that the server sends of its own accord, a health check for example."""
+        """Admit what no client waits for: a server may run a row of a request that it has refused."""
         self.admit(piece.request_id, piece.known, Ask(reuse="off"))
-        return self._requests[piece.request_id]
+        served = self._requests[piece.request_id]
+        served.reported = True
+        return served
 
     def _decode(self, steps: Sequence[tuple[int, Piece, Served]], outcome: Outcome) -> None:
         """One row of each request, all in one forward."""

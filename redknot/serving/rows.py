@@ -66,8 +66,8 @@ class RowRunner:
             wall["read_wait_s"] = served.reading.waited
         if not served.reported:
             wall["ttft_forward_s"] = wall.get("ttft_forward_s", 0.0) + seconds
-        if piece.final:
-            self._rate.add(served.request.counters.flops, wall["ttft_forward_s"])
+            if piece.final:
+                self._rate.add(served.request.counters.flops, wall["ttft_forward_s"])
         return logits if piece.final else None
 
     def _run(self, served: Served, piece: Piece) -> Tensor | None:

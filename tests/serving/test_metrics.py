@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from redknot.errors import RequestReason, ReuseUnavailableError
 from redknot.latents.handles import PoolFullError
 from redknot.runtime.library import Refused
 from redknot.runtime.metrics import Metrics
-from redknot.serving.batch import Ask
+from redknot.serving.batch import Ask, Piece
 from redknot.serving.engine import ServingEngine
 from tests.kit.miniserver import MiniServer
 from tests.kit.requests import document
@@ -74,6 +75,21 @@ def test_refused_and_failed_requests(world, engine, monkeypatch):
     assert found[refused.format("section_late")] == 1
     assert found[f"redknot_request_failures_total{RANK}"] == 1
     assert found["redknot_requests_total{arm=dense,tp_rank=0}"] == 0
+
+
+def test_what_was_refused_and_runs_all_the_same_is_not_counted(world, engine):
+    """SGLang runs one token of a request that could not be admitted."""
+    outcome = engine.forward([Piece("x", 0, 1, torch.tensor([0]), [0], [1], final=True)])
+    engine.release("x")
+    assert (outcome.reports, outcome.failures) == ({}, {})
+    assert all(not value for name, value in samples(engine.metrics).items() if "requests_total" in name)
+
+
+def test_a_fault_at_admission_is_a_failure(world, engine, monkeypatch):
+    monkeypatch.setattr(engine._admissions, "admit", _broken)
+    with pytest.raises(RuntimeError):
+        engine.admit("x", document(60, 1), Ask())
+    assert samples(engine.metrics)[f"redknot_request_failures_total{RANK}"] == 1
 
 
 def _late(*_: object) -> None:
