@@ -51,7 +51,7 @@ def test_fifty_prompts_sixteen_at_a_time_are_too(main: Server):
 
 def test_a_prefix_that_was_computed_is_not_computed_again(main: Server, world: World):
     main.flush()
-    for seed, length in enumerate((33, 64, 65, 200, 517)):
+    for seed, length in enumerate((33, 64, 65, 200)):
         ids = [BOS, *document(length - 1, 300 + seed)]
         first = main.generate(ids, 8, OFF)
         assert first.cached == first.report["cached_tokens"] == 0

@@ -17,7 +17,7 @@ from tests.kit.server import Server, differs, serving
 
 OFF = {"reuse": "off"}
 PAGES = 56
-RETRACT_EVERY = 9  # forwards, while SGLang tests its own retraction
+RETRACT_EVERY = 19  # forwards, while SGLang tests its own retraction
 
 
 @pytest.fixture(scope="module")
