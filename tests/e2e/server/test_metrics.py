@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,82 +11,42 @@ import pytest
 from redknot.artifact.counters import COUNTER_NAMES as STORE_COUNTERS
 from redknot.latents.books import MEMORY_COUNTERS
 from redknot.runtime.metrics import PHASES, Metrics
+from tests.e2e.server.conftest import World
+from tests.kit.server import Server, serving
 from tests.runtime.test_metrics import parsed
 
-requests = pytest.importorskip("requests")
-pytest.importorskip("sglang")
-
-ROOT = Path(__file__).resolve().parents[3]
 RANKS = 2
 QUESTION = "\nQuestion: What"
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server of two ranks over four documents of the examples."""
-    folder = tmp_path_factory.mktemp("metrics")
-    corpus = folder / "corpus"
-    corpus.mkdir()
-    for path in texts():
-        (corpus / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "REDKNOT_CACHE_DIR": str(folder / "cache")}
-    store = folder / "store"
-    build = [sys.executable, "-m", "redknot", "build", str(corpus), "--store", str(store), "--tp-size", str(RANKS)]
-    subprocess.run(build, cwd=ROOT, env=environment, check=True, capture_output=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        *(sys.executable, "-m", "sglang.launch_server", "--model-path", "nano", "--device", "cpu"),
-        *("--enable-redknot", "--redknot-store", str(store), "--enable-metrics", "--tp-size", str(RANKS)),
-        *("--host", "127.0.0.1", "--port", str(port), "--context-length", "4096"),
-    ]
-    with (folder / "log").open("w", encoding="utf-8") as log:
-        server = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
-        try:
-            wait(f"http://127.0.0.1:{port}/health", server)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
+def server(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    options = ("--enable-metrics", "--tp-size", RANKS, "--context-length", 4096, "--max-total-tokens", 16384)
+    with serving(tmp_path_factory.mktemp("metrics"), world.store, *options) as found:
+        yield found
 
 
-def wait(health: str, server: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        assert server.poll() is None
-        try:
-            if requests.get(health, timeout=5).status_code == 200:
-                return
-        except requests.RequestException:
-            pass
-        time.sleep(0.5)
-    raise AssertionError("the server was not healthy after 240 s")
+def body(prompt: str, **redknot: Any) -> dict[str, Any]:
+    return {"model": "nano", "prompt": prompt, "max_tokens": 2, "custom_params": {"redknot": redknot}}
 
 
-def texts() -> list[Path]:
-    return sorted((ROOT / "examples/corpus").glob("*.txt"))[:4]
-
-
-def ask(url: str, prompt: str, status: int = 200, **redknot: Any) -> dict[str, Any]:
+def ask(server: Server, prompt: str, **redknot: Any) -> dict[str, Any]:
     """The report of a request that is answered."""
-    body = {"model": "nano", "prompt": prompt, "max_tokens": 2, "custom_params": {"redknot": redknot}}
-    found = requests.post(f"{url}/v1/completions", json=body, timeout=120)
-    assert found.status_code == status, found.text[:500]
-    return found.json()["metadata"]["redknot"][0] if status == 200 else {}
+    report: dict[str, Any] = server.post("/v1/completions", body(prompt, **redknot))["metadata"]["redknot"][0]
+    return report
 
 
-def scraped(url: str) -> dict[str, float]:
-    return parsed(requests.get(f"{url}/metrics", timeout=30).text)
+def scraped(server: Server) -> dict[str, float]:
+    return parsed(server.get("/metrics"))
 
 
-def at_rest(url: str) -> dict[str, float]:
+def at_rest(server: Server) -> dict[str, float]:
     """A scrape of a server that has ended what it sends to itself: a warm-up, and a request for each health check."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        before = scraped(url)
+        before = scraped(server)
         time.sleep(2)
-        after = scraped(url)
+        after = scraped(server)
         running = [f"redknot_requests_running{{tp_rank={rank}}}" for rank in range(RANKS)]
         names = [f"redknot_requests_total{{arm=dense,tp_rank={rank}}}" for rank in range(RANKS)]
         if all(before[name] == after[name] for name in names) and not any(after[name] for name in running):
@@ -100,29 +54,29 @@ def at_rest(url: str) -> dict[str, float]:
     raise AssertionError("the server never came to rest")
 
 
-def settled(url: str, name: str, value: float) -> dict[str, float]:
+def settled(server: Server, name: str, value: float) -> dict[str, float]:
     """A scrape of which a level has come to a value: a rank publishes it a moment later."""
     deadline = time.monotonic() + 30
-    while (found := scraped(url)).get(name) != value and time.monotonic() < deadline:
+    while (found := scraped(server)).get(name) != value and time.monotonic() < deadline:
         time.sleep(0.2)
     assert found.get(name) == value
     return found
 
 
-def test_counts_are_those_of_the_reports(url: str) -> None:
-    before = at_rest(url)
-    one, two, three, four = (path.read_text(encoding="utf-8") for path in texts())
+def test_counts_are_those_of_the_reports(server: Server, world: World) -> None:
+    before = at_rest(server)
+    one, two, three, four = list(world.texts.values())[:4]
     reports = [
-        ask(url, one + two + QUESTION),
-        ask(url, one + two + QUESTION),  # its pages are in the prefix cache
-        ask(url, three + four + QUESTION, reuse="off"),
-        ask(url, "Hello."),
+        ask(server, one + two + QUESTION),
+        ask(server, one + two + QUESTION),  # its pages are in the prefix cache
+        ask(server, three + four + QUESTION, reuse="off"),
+        ask(server, "Hello."),
     ]
-    ask(url, "Good morning.", 400, reuse="required")
-    ask(url, "Good morning.", 400, reuse="perhaps")
+    server.refused("/v1/completions", body("Good morning.", reuse="required"))
+    server.refused("/v1/completions", body("Good morning.", reuse="perhaps"))
     assert [report["arm"] for report in reports] == ["reuse", "reuse", "dense", "dense"]
     assert reports[1]["cached_tokens"] > 0
-    after = settled(url, "redknot_requests_running{tp_rank=1}", 0)
+    after = settled(server, "redknot_requests_running{tp_rank=1}", 0)
 
     def grown(name: str, labels: str, rank: int) -> float:
         key = f"redknot_{name}{{{','.join(sorted(filter(None, [labels, f'tp_rank={rank}'])))}}}"
@@ -153,7 +107,7 @@ def test_counts_are_those_of_the_reports(url: str) -> None:
         assert grown("pages_kept_total", "", rank) > 0
 
 
-def test_nothing_is_missing(url: str) -> None:
+def test_nothing_is_missing(server: Server) -> None:
     """Every metric that an embedded engine has, for every rank, and those of the process that speaks HTTP."""
     embedded = Metrics()
     embedded.watch("latents", lambda: dict.fromkeys(MEMORY_COUNTERS, 0))
@@ -167,19 +121,19 @@ def test_nothing_is_missing(url: str) -> None:
         for tier in ("device", "host", "arena")
     }
     expected |= {"redknot_pages", "redknot_pages_kept_total", "redknot_pages_lost_total", "redknot_requests_running"}
-    ask(url, "Hello.")
-    found = scraped(url)
+    ask(server, "Hello.")
+    found = scraped(server)
     for rank in range(RANKS):
         assert [name for name in sorted(expected) if with_rank(name, rank) not in found] == []
     assert any(name.startswith("sglang:time_to_first_token_seconds") for name in found)
 
 
-def test_levels_fall(url: str) -> None:
-    ask(url, texts()[0].read_text(encoding="utf-8") + QUESTION)
-    assert scraped(url)["redknot_pages{tp_rank=0}"] > 0
-    assert requests.post(f"{url}/flush_cache", timeout=30).status_code == 200
+def test_levels_fall(server: Server, world: World) -> None:
+    ask(server, world.texts["document-00"] + QUESTION)
+    assert scraped(server)["redknot_pages{tp_rank=0}"] > 0
+    server.flush()
     for rank in range(RANKS):
-        settled(url, f"redknot_pages{{tp_rank={rank}}}", 0)
+        settled(server, f"redknot_pages{{tp_rank={rank}}}", 0)
 
 
 def with_rank(name: str, rank: int) -> str:
