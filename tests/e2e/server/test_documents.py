@@ -142,14 +142,19 @@ def test_a_corrupt_section_makes_its_requests_dense(main: Server, world: World):
     assert other.report["arm"] == "reuse"
 
 
-def test_the_reason_of_a_corrupt_section_is_reported(main: Server, world: World):
-    part, artifact = published(world, 1020)
-    ids = [BOS, *document(5, 1021), *part, *document(20, 1022)]
-    spoil(world, artifact)
+@pytest.mark.parametrize("fault", ["flipped", "cut", "missing"])
+def test_a_broken_file_makes_its_requests_dense_and_is_named(main: Server, world: World, fault: str):
+    """LMCache#2442, #3292, dynamo#15079: reported, logged with file and reason, and later requests are unaffected."""
+    part, artifact = published(world, 1020 + ["flipped", "cut", "missing"].index(fault))
+    ids = [BOS, *document(5, 1025), *part, *document(20, 1026)]
+    spoil(world, artifact, fault)
     answer = main.generate(ids, 4)
     assert (answer.report["arm"], answer.report["reason"]) == ("dense", "corrupt_section")
     assert answer.report["reused_tokens"] == 0
+    assert artifact[:12] in answer.report["detail"]
     assert world.reference.wrong(ids, answer.ids) == []
+    lines = [line for line in main.log.read_text(encoding="utf-8").splitlines() if artifact[:12] in line]
+    assert any("latents." in line and ".safetensors" in line for line in lines), lines
     for _ in range(2):
         later = main.generate(ids, 4)
         assert later.report["arm"] == "dense"
@@ -176,11 +181,13 @@ def test_a_failure_inside_fails_its_request_alone(main: Server, world: World):
     main.at_rest()
 
 
-def spoil(world: World, artifact: str) -> None:
-    """Flip a byte at the end of every file of latents of an artifact."""
+def spoil(world: World, artifact: str, fault: str = "flipped") -> None:
+    """Break every file of latents of an artifact."""
     found = [path for path in world.store.rglob("latents.*.safetensors") if artifact in str(path)]
     assert found
     for path in found:
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
-        path.write_bytes(content)
+        path.unlink()
+        if fault != "missing":
+            path.write_bytes(content[:-100] if fault == "cut" else content)
