@@ -11,15 +11,23 @@ import numpy as np
 from numpy.random import Generator
 from tokenizers import Tokenizer
 
-from redknot.nano.statements import Lexicon, Statement, lexicon
+from redknot.nano.statements import Lexicon, Statement, Subject, lexicon
 
 FRAME_TOKENS = 6  # "Document: old harbour\n" and the last "\n"
 FILLER_MIN, FILLER_MAX = 6, 14  # tokens of one filler sentence
 
 
 def min_document_tokens(lex: Lexicon, statements: Sequence[Statement]) -> int:
-    """The shortest document that holds the statements, each with filler before and behind it."""
-    return FRAME_TOKENS + FILLER_MIN + sum(len(lex.statement(said)) + FILLER_MIN for said in statements)
+    """The shortest document that holds the statements, each with filler before and behind it.
+
+    A subject that ends a document has none behind it: it stands right in front of what it is about.
+    """
+    gaps = len(statements) + (not _ends_with_subject(statements))
+    return FRAME_TOKENS + gaps * FILLER_MIN + sum(len(lex.statement(said)) for said in statements)
+
+
+def _ends_with_subject(statements: Sequence[Statement]) -> bool:
+    return bool(statements) and isinstance(statements[-1], Subject)
 
 
 def _filler(lex: Lexicon, draws: Iterator[float], n_tokens: int) -> list[int]:
@@ -41,8 +49,9 @@ def document_ids(rng: Generator, lex: Lexicon, n_tokens: int, statements: Sequen
     slack = n_tokens - min_document_tokens(lex, statements)
     if slack < 0:
         raise ValueError(f"{len(statements)} statements need {n_tokens - slack} tokens or more, not {n_tokens}")
-    cuts = np.sort(rng.integers(0, slack + 1, size=len(statements)))
-    gaps = (np.diff(cuts, prepend=0, append=slack) + FILLER_MIN).tolist()
+    last = _ends_with_subject(statements)
+    cuts = np.sort(rng.integers(0, slack + 1, size=len(statements) - last))
+    gaps = [*(np.diff(cuts, prepend=0, append=slack) + FILLER_MIN).tolist(), *([0] * last)]
     draws = iter(rng.random(2 * n_tokens).tolist())
     ids, slots = lex.ids, lex.slots
     title = [slots[kind][int(next(draws) * len(slots[kind]))] for kind in ("adjective", "place")]
