@@ -99,7 +99,7 @@ def _level(loads: Sequence[Load], base: Sequence[Load], arm: str) -> Level:
         ttft_p95=ttft[1],
         latency_p50=latency[0],
         latency_p95=latency[1],
-        ratio=ratio(*zip(*pairs, strict=True)) if pairs else None,
+        ratio=ratio([base for base, _ in pairs], [own for _, own in pairs]) if pairs else None,
         requests_a_second=_rate(loads, lambda load: 1),
         tokens_a_second=_rate(loads, lambda load: load.new_tokens),
     )
@@ -124,7 +124,7 @@ def _round(load: Load) -> str:
 
 def _row(rate: float, arm: str, level: Level) -> tuple[str, ...]:
     low, high = wilson(level.errors, level.requests)
-    errors = f"{count(level.errors)}, {percent(max(low, 0.0))} to {percent(high)}" if level.errors else "0"
+    errors = f"{count(level.errors)} [{percent(max(low, 0.0))}, {percent(high)}]"
     return (
         f"{rate:g}",
         arm,
