@@ -63,7 +63,7 @@ def warnings(section: Section) -> list[Block]:
 
 def _run(run: Run) -> Table:
     facts: dict[str, str] = {
-        "command": shlex.join(_portable(word) for word in run.command),
+        "command": " ".join(_typed(_portable(word)) for word in run.command),
         "commit": run.commit or "outside a repository",
         "engine": f"{run.engine}, TP {run.tp}",
     }
@@ -86,6 +86,11 @@ def _profiles(section: Section) -> Table:
 def _plain(value: object) -> str:
     text = _portable(value)
     return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False, sort_keys=True)
+
+
+def _typed(word: str) -> str:
+    """A word of a command as it was typed, or could have been."""
+    return word if len(word.split()) == 1 and not set("'\"\\$") & set(word) else shlex.quote(word)
 
 
 def _portable(value: Any) -> Any:

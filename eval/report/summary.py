@@ -12,7 +12,6 @@ from eval.report.numbers import NOTHING, change, count, milliseconds, nats, poin
 from eval.report.quality import DataSet, interval
 from eval.report.standing import Standing, Standings, fastest
 from eval.statistics import Interval
-from redknot.cli.common import plural
 
 MARGINS = (0.01, 0.02, 0.05)  # of score, that a reader may be willing to lose
 
@@ -49,7 +48,7 @@ def _choice(standings: Standings) -> list[Block]:
     rows = []
     for margin in MARGINS:
         arm = fastest(standings, margin)
-        first = plural(round(100 * margin), "point")
+        first = f"{100 * margin:.0f} of 100 points"
         if arm is None:
             rows.append((first, "none: recompute", NOTHING, NOTHING, NOTHING, NOTHING))
         else:
