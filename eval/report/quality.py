@@ -72,9 +72,14 @@ def counted(sets: Sequence[DataSet]) -> list[DataSet]:
     return [of for of in sets if of.informative is not False] or list(sets)
 
 
-def interval(drawn: Drawn | None) -> Interval | None:
-    """The interval of what there is."""
-    return None if drawn is None else drawn.interval()
+def share(drawn: Drawn | None) -> Interval | None:
+    """The interval of a score or an agreement, where there is one."""
+    return None if drawn is None else drawn.interval((0.0, 1.0))
+
+
+def change(drawn: Drawn | None) -> Interval | None:
+    """The interval of a difference of scores, where there is one."""
+    return None if drawn is None else drawn.interval((-1.0, 1.0))
 
 
 def _quality(answers: Answers, base: Answers) -> Quality:
