@@ -21,8 +21,9 @@ from torch import Tensor
 
 from redknot.latents.segment import Segment
 from redknot.model.checkpoint import load_model
-from redknot.nano.evaluate import Answer, answer_dense, answer_grouped, divergence, wilson
+from redknot.nano.evaluate import Answer, answer_dense, answer_grouped, divergence
 from redknot.nano.samples import make_sample, sample_ids
+from redknot.nano.shares import wilson
 from redknot.runtime.model import Model
 
 

@@ -6,8 +6,10 @@ A file holds a ``Run`` (who, what, with what) for each start of a tool, and the 
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -98,22 +100,24 @@ class Fidelity(_Record):
 
 
 class Load(_Record):
-    """One request of an open-loop run against a server."""
+    """One request of a round against a server. In a closed loop so many clients each send when they have an answer."""
 
     kind: Literal["load"] = "load"
     run: str
     dataset: str
     arm: str
-    level: float  # requests a second that arrive
+    level: float  # requests a second that arrive; clients in a closed loop
     round: int
     number: int
-    arrived_s: float  # since the start of the round, as planned
-    ttft_s: float
+    arrived_s: float  # since the start of the round, as planned; when it was sent in a closed loop
+    ttft_s: float  # arrival to first token
     latency_s: float  # arrival to last token
     prompt_tokens: int
     new_tokens: int
     error: str = ""
     report: dict[str, Any]
+    loop: Literal["open", "closed"] = "open"
+    late_s: float = 0.0  # by which the client itself sent it behind the plan
 
 
 class Build(_Record):
@@ -148,11 +152,12 @@ _RECORD: TypeAdapter[Record] = TypeAdapter(Record)
 
 
 def read_results(path: Path) -> Iterator[Record]:
-    """The records of a file; a last line that was cut is left out. InputError names file and line."""
+    """The records of a file, plain or ``.gz``; a last line that was cut is left out. InputError names file and line."""
     try:
         data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: not readable ({error.strerror})") from None
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: not readable ({getattr(error, 'strerror', None) or error})") from None
     lines = data.split(b"\n")
     for number, line in enumerate(lines[:-1], 1):
         if not line.strip():
