@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eval.arms import NO_DOCUMENTS, RECOMPUTE
-from eval.results import Answer, Record, Rejected, Timing
+from eval.results import Answer, Record, Rejected, Run, Timing
 from redknot.cli.common import table
 
 INFORMATIVE = 0.10  # by which recompute must beat the answer without documents
@@ -29,11 +29,19 @@ class Line:
 
 
 def summary(records: Sequence[Record], tool: str) -> list[Line]:
-    """Every data set and arm of a tool, in the order in which they were recorded."""
-    runs = {one.run for one in records if one.kind == "run" and one.tool == tool}
-    found = [one for one in records if isinstance(one, Answer | Timing | Rejected) and one.run in runs]
-    seen = dict.fromkeys((one.dataset, one.arm) for one in found)
-    return [_line(dataset, arm, [one for one in found if one.dataset == dataset]) for dataset, arm in seen]
+    """Every data set of a tool, in the order of its records, and every arm, in the order of its runs."""
+    runs = {one.run: one for one in records if isinstance(one, Run) and one.tool == tool}
+    arms = dict.fromkeys([*(arm for run in runs.values() for arm in run.arms), NO_DOCUMENTS])
+    found: dict[str, list[Answer | Timing | Rejected]] = {}
+    for one in records:
+        if isinstance(one, Answer | Timing | Rejected) and one.run in runs:
+            found.setdefault(one.dataset, []).append(one)
+    return [
+        _line(dataset, arm, of_set)
+        for dataset, of_set in found.items()
+        for arm in arms
+        if any(one.arm == arm for one in of_set)
+    ]
 
 
 def _line(dataset: str, arm: str, records: Sequence[Answer | Timing | Rejected]) -> Line:
