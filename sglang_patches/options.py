@@ -16,7 +16,7 @@ import redknot
 from redknot.artifact.store import ArtifactStore
 from redknot.errors import ConfigError, RedKnotError
 from redknot.model.geometry import Geometry, load_geometry
-from redknot.model.profile import load_profile
+from redknot.serving.admission import served_profile
 
 ARCHITECTURE = "RedKnotV4ForCausalLM"
 _NANO = "nano"
@@ -52,7 +52,7 @@ class Options:
         """Check everything that can be checked before a model is loaded; ConfigError, StoreError and the like."""
         path = model_path(model)
         geometry = load_geometry(path)
-        load_profile(profile)
+        served_profile(profile)
         if store is None:
             raise ConfigError(
                 "--enable-redknot needs --redknot-store DIR; build one with python -m redknot.build_artifacts"

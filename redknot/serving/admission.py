@@ -14,8 +14,8 @@ from contextlib import ExitStack
 
 import torch
 
-from redknot.errors import InputError, RequestReason, ReuseUnavailableError
-from redknot.model.profile import SHIPPED, Profile
+from redknot.errors import ConfigError, InputError, RequestReason, ReuseUnavailableError
+from redknot.model.profile import FAN_OUT, SHIPPED, Profile, load_profile
 from redknot.runtime.agreement import Agreement
 from redknot.runtime.library import Refused
 from redknot.runtime.progress import Request
@@ -106,6 +106,18 @@ def require(served: Served) -> None:
         assert served.agreement is not None  # every admission has one
         served.agreement.metrics.refused(request.reason)
         raise ReuseUnavailableError(f"reuse is required but not possible: {request.reason} ({request.detail})")
+
+
+def served_profile(name_or_path: str) -> Profile:
+    """A profile that a server can run; ConfigError for one that only the embedded engine runs, or that is none."""
+    profile = load_profile(name_or_path)
+    if profile.prefix_cache:
+        raise ConfigError(f"profile {profile.name}: prefix_cache is for the embedded engine; SGLang has a prefix cache")
+    if profile.arm == FAN_OUT:
+        raise ConfigError(
+            f"profile {profile.name}: fan_out without reuse is for the embedded engine; a server's pages are exact"
+        )
+    return profile
 
 
 def _shipped(name: str) -> Profile:

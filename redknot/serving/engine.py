@@ -23,14 +23,13 @@ from redknot.errors import RedKnotError, ReuseUnavailableError
 from redknot.latents.pages import Pages
 from redknot.latents.space import LatentSpace
 from redknot.model.checkpoint import load_model
-from redknot.model.profile import load_profile
 from redknot.runtime.counters import Counters
 from redknot.runtime.ledger import recompute_flops
 from redknot.runtime.loaded import DTYPE
 from redknot.runtime.metrics import Metrics
 from redknot.runtime.model import Model
 from redknot.runtime.report import make_report
-from redknot.serving.admission import Admissions
+from redknot.serving.admission import Admissions, served_profile
 from redknot.serving.batch import Admission, Ask, CachedPages, Outcome, Piece, nothing_cached
 from redknot.serving.libraries import Libraries
 from redknot.serving.reading import Readers
@@ -79,7 +78,7 @@ class ServingEngine:
         geometry, weights = load_model(path, DTYPE, group.shard)
         self.model = Model(geometry, weights, group)
         self.page_tokens = geometry.block_length
-        self.profile = load_profile(profile)
+        self.profile = served_profile(profile)
         self.metrics = metrics if metrics is not None else Metrics()
         settings = serving_settings(geometry, load_settings().latents, pages=pages, requests=requests, context=context)
         self.latents = LatentSpace(geometry, settings, cost=partial(recompute_flops, geometry))
@@ -238,7 +237,7 @@ class ServingEngine:
         served.reported = True
         served.request.wall["ttft_request_s"] = time.perf_counter() - served.request.started
         profile = served.agreement.profile if served.agreement is not None else self.profile
-        report = make_report(self.model, profile, served.request, served.cached)
+        report = make_report(self.model, profile, served.request)
         self.metrics.observe(report)
         assert isinstance(outcome.reports, dict)
         outcome.reports[piece.request_id] = report.to_dict()
