@@ -43,14 +43,14 @@ def make_parser(tool: str, description: str) -> argparse.ArgumentParser:
     text = "profiles by name or file, separated by commas; recompute is always one (default: %(default)s)"
     add("--arms", default="rowsparse,turbo", help=text)
     add("--engine", default=EMBEDDED, metavar="embedded|sglang[=URL]", help="what answers (default: %(default)s)")
-    add("--tp", type=_at_least(1), default=1, help="tensor-parallel ranks of started servers (default: %(default)s)")
-    add("--limit", type=_at_least(1), help="items of each data set, the first ones (default: all)")
+    add("--tp", type=at_least(1), default=1, help="tensor-parallel ranks of started servers (default: %(default)s)")
+    add("--limit", type=at_least(1), help="items of each data set, the first ones (default: all)")
     add("--only", choices=(QUALITY, TIMING), help="one of the two (default: both)")
-    add("--pairs", type=_at_least(MIN_PAIRS), default=MIN_PAIRS, help="measured pairs an arm (default: %(default)s)")
-    add("--warmup", type=_at_least(MIN_WARMUP), default=MIN_WARMUP, help="pairs before them (default: %(default)s)")
+    add("--pairs", type=at_least(MIN_PAIRS), default=MIN_PAIRS, help="measured pairs an arm (default: %(default)s)")
+    add("--warmup", type=at_least(MIN_WARMUP), default=MIN_WARMUP, help="pairs before them (default: %(default)s)")
     add(
         "--workers",
-        type=_at_least(1),
+        type=at_least(1),
         default=1,
         help="processes that answer and share the cores; times are taken by one",
     )
@@ -62,13 +62,13 @@ def make_parser(tool: str, description: str) -> argparse.ArgumentParser:
 def add_timed_items(parser: argparse.ArgumentParser) -> None:
     """--timed-items, of data sets that are files."""
     text = "items of each data set that are timed, the first ones with documents (default: %(default)s)"
-    parser.add_argument("--timed-items", type=_at_least(1), default=2, help=text)
+    parser.add_argument("--timed-items", type=at_least(1), default=2, help=text)
 
 
 def add_document_tokens(parser: argparse.ArgumentParser) -> None:
     """--document-tokens, of contexts without documents of their own."""
     text = "tokens of the documents into which contexts without markers are split (default: %(default)s)"
-    parser.add_argument("--document-tokens", type=_at_least(1), default=512, help=text)
+    parser.add_argument("--document-tokens", type=at_least(1), default=512, help=text)
 
 
 def main(
@@ -78,9 +78,16 @@ def main(
 
     ``sets`` makes the data sets of quality and of timing; ``fixed`` names the options that its results depend on.
     """
+    return guarded(parser, lambda args: _run(tool, args, sets, fixed), argv)
+
+
+def guarded(
+    parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int], argv: Sequence[str] | None = None
+) -> int:
+    """Parse and run; what cannot be done is one line and EXIT_REFUSED."""
     args = parser.parse_args(argv)
     try:
-        return _run(tool, args, sets, fixed)
+        return run(args)
     except RedKnotError as error:
         print(f"{parser.prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return EXIT_REFUSED
@@ -100,7 +107,7 @@ def _run(tool: str, args: argparse.Namespace, sets: Sets, fixed: Sequence[str]) 
         _print_sizes(args, sizes(plan), plan)
         return 0
     opening = plan.opening
-    options = {name: _plain(value) for name, value in vars(args).items() if name not in ("json", "dry_run")}
+    options = {name: plain(value) for name, value in vars(args).items() if name not in ("json", "dry_run")}
     engine, _ = parse_engine(args.engine)
     found = make_run(tool, opening.checkpoint, opening.arms, options, engine=engine, tp=args.tp)
     recorder = Recorder(args.out, found, fixed)
@@ -170,13 +177,16 @@ def _print_sizes(args: argparse.Namespace, found: Sequence[Size], plan: Plan) ->
     print(f"{plural(requests, 'request')}, {human_bytes(nbytes)} of artifacts in {plan.opening.store}")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value of the command line as JSON has it."""
     if isinstance(value, Path):
         return str(value)
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _at_least(least: int) -> Callable[[str], int]:
+def at_least(least: int) -> Callable[[str], int]:
+    """A type of arguments: whole numbers from ``least`` on."""
+
     def whole(text: str) -> int:
         value = int(text)
         if value < least:
