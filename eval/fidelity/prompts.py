@@ -10,10 +10,12 @@ import numpy as np
 
 from eval.encoder import Encoder
 from eval.items import DataSet, Item
+from eval.nanoqa import items as nanoqa
 from redknot.build.contents import tokenise
 from redknot.build.documents import CorpusReport, Document, read_corpus
 from redknot.build.heads import corpus_digest
 from redknot.errors import InputError
+from redknot.nano.worlds import TASKS
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,8 @@ class Draw:
 
 def nano_sets(checkpoint: Path, encoder: Encoder, draw: Draw) -> list[DataSet]:
     """The tasks of nano's generator; errors as there."""
-    from eval.nanoqa import items  # the generator of a language that only nano speaks
-    from redknot.nano.worlds import TASKS
-
-    generator, both = items.Generator(checkpoint, encoder), (draw.documents, draw.documents)
-    found = items.Draw(draw.prompts, 1, (draw.tokens, draw.tokens), both, draw.seed)
+    documents, tokens = (draw.documents, draw.documents), (draw.tokens, draw.tokens)
+    found, generator = nanoqa.Draw(draw.prompts, 1, tokens, documents, draw.seed), nanoqa.Generator(checkpoint, encoder)
     return [generator.dataset(task, found) for task in TASKS]
 
 

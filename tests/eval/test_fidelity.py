@@ -16,13 +16,14 @@ from eval.encoded import Encoded, encoded
 from eval.encoder import Encoder
 from eval.fidelity.__main__ import parser, run
 from eval.fidelity.compare import Trace, difference, noise_floor, query_rows, recomputed, reused, traces
-from eval.fidelity.prompts import Draw, corpus_set, load_corpus
+from eval.fidelity.prompts import Draw, corpus_set, load_corpus, nano_sets
 from eval.fidelity.work import NOISE_FLOOR, summary
 from eval.results import Fidelity, read_results
 from redknot.build.inmemory import in_memory, restored_request
 from redknot.errors import InputError
 from redknot.model.checkpoint import load_model
 from redknot.model.profile import RECOMPUTE, SHIPPED, Profile
+from redknot.nano.worlds import TASKS
 from redknot.plan.rows import KnownRun
 from redknot.runtime.counters import Counters
 from redknot.runtime.model import Model
@@ -178,6 +179,16 @@ def test_prompts_of_a_corpus(checkpoint, tmp_path):
     assert [encoder.encode(item).sha256 for item in fewer] == [prompt.sha256 for prompt in prompts[:3]]
     with pytest.raises(InputError, match="the shortest document has 40"):
         corpus_set(corpus, encoder, Draw(1, 42, 2, 0), "\nAnswer:")
+
+
+def test_prompts_of_nanos_tasks(checkpoint):
+    encoder = Encoder.load(checkpoint)
+    sets = nano_sets(checkpoint, encoder, Draw(prompts=2, tokens=500, documents=3, seed=4))
+    assert [dataset.name for dataset in sets] == list(TASKS)
+    for dataset in sets:
+        prompts = [encoder.encode(item) for item in dataset.items()]
+        assert [(len(prompt), len(prompt.spans)) for prompt in prompts] == [(500, 3)] * 2
+        assert all(query_rows(prompt) > 1 for prompt in prompts)
 
 
 @pytest.fixture
