@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eval.arms import RECOMPUTE
 from eval.encoded import Encoded
 from eval.engines.base import Reply
+from eval.names import RECOMPUTE
 from redknot.model.profile import Profile
 
 

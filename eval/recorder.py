@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from eval.names import TIMING_REJECTED
 from eval.results import Answer, Build, Fidelity, Record, Rejected, Results, Run, Timing
 from redknot.errors import ConfigError
-
-TIMING_REJECTED = "timing: "  # in front of the reason of what was rejected when it was timed
 
 
 class Recorder:

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.arms import NO_DOCUMENTS, RECOMPUTE
+from eval.names import NO_DOCUMENTS, RECOMPUTE, is_informative
 from eval.results import Answer, Record, Rejected, Run, Timing
 from redknot.cli.common import table
-
-INFORMATIVE = 0.10  # by which recompute must beat the answer without documents
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def _line(dataset: str, arm: str, records: Sequence[Answer | Timing | Rejected])
 def _ratios(timings: Sequence[Timing], arm: str) -> list[float]:
     pairs: dict[tuple[str, str, int], dict[str, float]] = {}
     for one in timings:
-        if not one.warmup:
+        if not one.warmup and one.state == "hot":
             pairs.setdefault((one.run, one.item, one.pair), {})[one.arm] = one.ttft_request_s
     return [pair[RECOMPUTE] / pair[arm] for pair in pairs.values() if pair.keys() == {RECOMPUTE, arm}]
 
@@ -74,7 +72,7 @@ def _informative(records: Sequence[Answer | Timing | Rejected]) -> bool | None:
     )
     if with_documents is None or without is None:
         return None
-    return with_documents - without >= INFORMATIVE - 1e-9  # shares of whole answers are not exactly 0.1
+    return is_informative(with_documents, without)
 
 
 def _mean(values: Sequence[float]) -> float | None:

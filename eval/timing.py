@@ -15,12 +15,13 @@ from typing import Literal
 
 import numpy as np
 
-from eval.arms import RECOMPUTE, Arm
+from eval.arms import Arm
 from eval.encoded import Encoded, encoded
 from eval.engines.base import ArmEngine, Reply
 from eval.guard import objection, slim
+from eval.names import RECOMPUTE, TIMING_REJECTED
 from eval.progress import progress
-from eval.recorder import TIMING_REJECTED, Recorder
+from eval.recorder import Recorder
 from eval.results import Rejected, Timing
 
 State = Literal["hot", "cold"]

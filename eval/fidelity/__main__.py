@@ -9,12 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from eval.arguments import at_least, guarded, plain
-from eval.arms import RECOMPUTE, find_arms
+from eval.arms import find_arms
 from eval.artifacts import targets
 from eval.encoder import Encoder
 from eval.fidelity.prompts import Draw, corpus_set, load_corpus, nano_sets
-from eval.fidelity.work import NOISE_FLOOR, Line, compare, summary
+from eval.fidelity.work import Line, compare, summary
 from eval.items import DataSet
+from eval.names import NOISE_FLOOR, RECOMPUTE
 from eval.provenance import make_run
 from eval.recorder import Recorder
 from eval.results import Fidelity

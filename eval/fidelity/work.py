@@ -10,14 +10,13 @@ import numpy as np
 from eval.encoder import Encoder
 from eval.fidelity.compare import difference, noise_floor, recomputed, traces
 from eval.items import DataSet, Item
+from eval.names import NOISE_FLOOR
 from eval.progress import progress
 from eval.recorder import Recorder
 from eval.results import Fidelity
 from redknot.build.target import Target
 from redknot.model.profile import Profile
 from redknot.runtime.model import Model
-
-NOISE_FLOOR = "noise-floor"
 
 
 @dataclass(frozen=True)

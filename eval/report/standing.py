@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eval.report.checks import FIXED, NO_DOCUMENTS
+from eval.names import NO_DOCUMENTS
+from eval.report.checks import FIXED
 from eval.report.quality import DataSet, Quality, change, counted, data_sets, overall
 from eval.report.sections import Section
 from eval.report.speed import Speed, break_even, build_seconds_a_token, chosen, speeds

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from eval.names import NO_DOCUMENTS, RECOMPUTE
 from eval.report.blocks import Block, Fold, Heading, Paragraph, Plot, table
 from eval.report.charts.pareto import Point, frontier, pareto
-from eval.report.checks import NO_DOCUMENTS, RECOMPUTE
 from eval.report.numbers import NOTHING, change, count, milliseconds, nats, points, times, uses
 from eval.report.quality import DataSet, share
 from eval.report.quality import change as change_of

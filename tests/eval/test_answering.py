@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from eval.answering import Question, ask
-from eval.arms import NO_DOCUMENTS, RECOMPUTE, find_arms
+from eval.arms import find_arms
 from eval.encoded import encoded
+from eval.names import NO_DOCUMENTS, RECOMPUTE
 from tests.kit.arms import CHECKPOINT, FakeEngine, ran_dense
 
 PROMPT = encoded([([1], False), ([2, 3, 4], True), ([5], False)])

@@ -17,7 +17,8 @@ from eval.encoder import Encoder
 from eval.fidelity.__main__ import parser, run
 from eval.fidelity.compare import Trace, difference, noise_floor, query_rows, recomputed, reused, traces
 from eval.fidelity.prompts import Draw, corpus_set, load_corpus, nano_sets
-from eval.fidelity.work import NOISE_FLOOR, summary
+from eval.fidelity.work import summary
+from eval.names import NOISE_FLOOR
 from eval.results import Fidelity, read_results
 from redknot.build.inmemory import in_memory, restored_request
 from redknot.errors import InputError

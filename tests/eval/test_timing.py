@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.arms import RECOMPUTE, find_arms
+from eval.arms import find_arms
 from eval.encoded import encoded
+from eval.names import RECOMPUTE
 from eval.recorder import Recorder
 from eval.results import Rejected, Timing
 from eval.timing import COLD_PAIRS, Pairs, Timer, orders, reordered, untimed

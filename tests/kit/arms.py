@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from eval.arms import RECOMPUTE, Arm
+from eval.arms import Arm
 from eval.encoded import Encoded
 from eval.engines.base import Reply
+from eval.names import RECOMPUTE
 from redknot.model.profile import DENSE
 
 CHECKPOINT = "c" * 64

@@ -6,12 +6,13 @@ from contextlib import closing
 
 import pytest
 
-from eval.arms import RECOMPUTE, find_arms
+from eval.arms import find_arms
 from eval.artifacts import Builder, targets
 from eval.encoder import Encoder
 from eval.engines.embedded import EmbeddedEngine
 from eval.guard import objection
 from eval.items import Item
+from eval.names import RECOMPUTE
 from eval.provenance import checkpoint_identity
 from redknot.errors import InputError
 from redknot.model.geometry import load_geometry
