@@ -86,8 +86,8 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
     far_hops = sentences(tokenizer, task="owner", n_documents=many, facts_per_document=[2, 3], n_questions=12)
     far_subjects = sentences(tokenizer, task="about", n_documents=many, facts_per_document=[2, 3], n_questions=12)
     tasks_512 = ((0.35, hops), (0.35, subjects), (0.3, both))
-    tasks_1024 = ((0.3, far_hops), (0.25, far_subjects), (0.35, near), (0.1, long))
-    tasks_2048 = ((0.3, far_hops), (0.25, far_subjects), (0.45, every))
+    tasks_1024 = ((0.1, far_hops), (0.45, far_subjects), (0.35, near), (0.1, long))
+    tasks_2048 = ((0.15, far_hops), (0.3, far_subjects), (0.55, every))
     return [
         Phase("alphabet-256", CORE, 128, 24, 1500, 0.80, ((1.0, induction(256)),)),
         Phase("alphabet-768", CORE, 128, 24, 600, 0.85, ((1.0, induction(768)),)),

@@ -3,7 +3,7 @@
 - ``single``: every key is stated once.
 - ``latest``: the keys asked for are stated in two documents with different values; the later document holds.
 - ``owner``: two hops; one document names the owner of a place, a later one a value of that person. Both are answered.
-- ``about``: a document ends by saying whom the text behind it is about; the next one states values without a name.
+- ``about``: a document ends by saying whom the text behind it is about; the next one begins with values without a name.
 """
 
 from __future__ import annotations
