@@ -9,8 +9,9 @@ of native recomputation, once with the partial entries visible and once with the
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
@@ -19,12 +20,55 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from eval.logits import divergence
+from eval.statistics import wilson
 from redknot.latents.segment import Segment
+from redknot.latents.session import Session
+from redknot.latents.space import LatentSpace
+from redknot.latents.workspace import Workspace
 from redknot.model.checkpoint import load_model
-from redknot.nano.evaluate import Answer, answer_dense, answer_grouped, divergence
 from redknot.nano.samples import make_sample, sample_ids
-from redknot.nano.shares import wilson
+from redknot.plan.rows import KnownRun
+from redknot.runtime.counters import Counters
 from redknot.runtime.model import Model
+from redknot.runtime.prefill import dense_session, greedy, prefill
+from redknot.runtime.restore import segmented_session
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Greedy tokens, and the logits [vocab] of the first one."""
+
+    tokens: list[int]
+    logits: Tensor
+
+
+def answer_dense(model: Model, token_ids: Tensor, length: int) -> Answer:
+    """``length`` tokens by full recomputation."""
+    with LatentSpace(model.geometry) as space, Workspace(space) as memory:
+        session = dense_session(memory, len(token_ids), len(token_ids) + length)
+        return _continue(model, session, prefill(model, [session], [token_ids], Counters())[0], length)
+
+
+def answer_grouped(model: Model, segments: Sequence[Tensor], length: int) -> Answer:
+    """``length`` tokens with every row run and groups counted per segment."""
+    token_ids = torch.cat(list(segments))
+    with LatentSpace(model.geometry) as space, Workspace(space) as memory:
+        session = segmented_session(memory, _runs(segments), len(token_ids), length)
+        return _continue(model, session, prefill(model, [session], [token_ids], Counters())[0], length)
+
+
+def _runs(segments: Sequence[Tensor]) -> list[KnownRun]:
+    """The documents of [BOS], documents..., question."""
+    runs, at = [], len(segments[0])
+    for number, document in enumerate(segments[1:-1]):
+        runs.append(KnownRun(str(number), at, 0, len(document), len(document)))
+        at += len(document)
+    return runs
+
+
+def _continue(model: Model, session: Session, logits: Tensor, length: int) -> Answer:
+    return Answer(greedy(model, session, int(logits.argmax()), length), logits)
 
 
 def whole_groups(segment: Segment, positions: Tensor, ratio: int) -> Tensor:

@@ -6,6 +6,7 @@ All arms of a data set meet the same draws of contexts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,8 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from redknot.nano.shares import wilson
 
 DRAWS = 2000
 _TAILS = (0.025, 0.975)
@@ -140,3 +139,10 @@ def _resampled(clusters: int) -> NDArray[Any]:
     """How often each draw takes each cluster, [DRAWS, clusters] float32; every row adds up to ``clusters``."""
     rng = np.random.default_rng([_SEED, clusters])
     return rng.multinomial(clusters, np.full(clusters, 1 / clusters), size=DRAWS).astype(np.float32)
+
+
+def wilson(right: int, n: int) -> tuple[float, float]:
+    """95 % interval of a share (Wilson 1927)."""
+    z, share = 1.959964, right / n
+    centre, spread = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return (centre - spread) / (1 + z * z / n), (centre + spread) / (1 + z * z / n)

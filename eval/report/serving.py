@@ -11,8 +11,7 @@ from eval.report.charts.lines import Axis, lines
 from eval.report.numbers import count, percent, spelled, times
 from eval.report.sections import Section
 from eval.results import Load
-from eval.statistics import Interval, clustered_mean, clustered_quantile, quantile, ratio
-from redknot.nano.shares import wilson
+from eval.statistics import Interval, clustered_mean, clustered_quantile, quantile, ratio, wilson
 
 _LEVELS = {"open": "requests a second that arrive", "closed": "clients"}
 _TTFT = Axis("median time to first token, ms", lambda ms: f"{ms:,.4g}", log=True)

@@ -106,6 +106,6 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
         Phase("near-1024", ALL, 1024, 3, 400, 2.0, ((0.8, near), (0.2, long)), topk=TOPK, lr_scale=0.3),
         Phase("last-2048", ALL, 2048, 2, 130, 2.0, ((1.0, every),), topk=TOPK, lr_scale=0.25, lr_left=0.05),
         Phase("tasks-512", ALL, 512, 6, 300, 0.985, tasks_512, topk=TOPK, lr_scale=0.5),
-        Phase("tasks-1024", ALL, 1024, 3, 300, 0.985, tasks_1024, topk=TOPK, lr_scale=0.3),
-        Phase("tasks-2048", ALL, 2048, 2, 200, 2.0, tasks_2048, topk=TOPK, lr_scale=0.25, lr_left=0.05),
+        Phase("tasks-1024", ALL, 1024, 3, 180, 2.0, tasks_1024, topk=TOPK, lr_scale=0.3),
+        Phase("tasks-2048", ALL, 2048, 2, 120, 2.0, tasks_2048, topk=TOPK, lr_scale=0.25, lr_left=0.05),
     ]

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.statistics import DRAWS, Interval, averaged, clustered_mean, clustered_quantile, drawn_mean, quantile, ratio
+from eval.statistics import (
+    DRAWS,
+    Interval,
+    averaged,
+    clustered_mean,
+    clustered_quantile,
+    drawn_mean,
+    quantile,
+    ratio,
+    wilson,
+)
 
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=40)
 TIMES = st.lists(st.tuples(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3)), min_size=1, max_size=20)
@@ -170,3 +180,11 @@ def test_how_an_interval_reads() -> None:
     assert f"{Interval(2.254, 2.1, 2.419):.2f}" == "2.25 [2.10, 2.42]"
     assert f"{Interval(2.254, None, None):.1f}" == "2.3"
     assert Interval(0.5, 0.25, None, 3).scaled(100) == Interval(50.0, 25.0, None, 3)
+
+
+@pytest.mark.parametrize(
+    ("right", "n", "low", "high"), [(10, 10, 0.722, 1.0), (0, 20, 0.0, 0.161), (48, 50, 0.865, 0.989)]
+)
+def test_wilson_intervals(right: int, n: int, low: float, high: float) -> None:
+    """Published values of the interval."""
+    assert wilson(right, n) == pytest.approx((low, high), abs=5e-4)
