@@ -1,0 +1,56 @@
+"""Arms: what is compared. Each is a profile, by name or as a file, and one is recompute, which the others are held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from redknot.errors import ConfigError
+from redknot.model.profile import SHIPPED, Profile, load_profile
+
+RECOMPUTE = "recompute"
+NO_DOCUMENTS = "no-documents"  # recompute of the question alone: what the documents are worth; not an arm to be named
+_FOLDERS = (Path("configs/profiles"), Path(__file__).resolve().parents[1] / "configs/profiles")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A profile under its name."""
+
+    profile: Profile
+    source: str  # what load_profile and --redknot-profile take: a shipped name, or an absolute path
+
+    @property
+    def name(self) -> str:
+        """The profile's."""
+        return self.profile.name
+
+
+def find_arms(names: Iterable[str]) -> dict[str, Arm]:
+    """Arms by name, recompute first whether it is named or not; ConfigError for one that is not to be found."""
+    arms: dict[str, Arm] = {}
+    for given in (RECOMPUTE, *names):
+        arm = _find(given)
+        if arms.setdefault(arm.name, arm) != arm:
+            raise ConfigError(
+                f"arm {given}: another arm has the name {arm.name!r}; give the profiles names of their own"
+            )
+    return arms
+
+
+def _find(given: str) -> Arm:
+    if given in SHIPPED:
+        return Arm(SHIPPED[given], given)
+    for path in (*(folder / f"{given}.json" for folder in _FOLDERS), Path(given)):
+        if path.is_file():
+            profile = load_profile(str(path))
+            if profile.name == NO_DOCUMENTS:
+                raise ConfigError(f"arm {given}: the name {NO_DOCUMENTS!r} is taken")
+            return Arm(profile, str(path.resolve()))
+    raise ConfigError(f"arm {given!r} is neither a file nor one of {', '.join(_known())}")
+
+
+def _known() -> list[str]:
+    files = {path.stem for folder in _FOLDERS if folder.is_dir() for path in folder.glob("*.json")}
+    return [*SHIPPED, *sorted(files - SHIPPED.keys())]

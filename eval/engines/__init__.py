@@ -1,0 +1,1 @@
+"""What answers an evaluation's requests: the embedded engine, or a server."""
