@@ -1,4 +1,4 @@
-"""Arms: what is compared. Each is a profile, by name or as a file, and one is recompute, which the others are held to."""
+"""Arms: what is compared. Each is a profile, by name or as a file; recompute is the one that others are held to."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def find_arms(names: Iterable[str]) -> dict[str, Arm]:
         arm = _find(given)
         if arms.setdefault(arm.name, arm) != arm:
             raise ConfigError(
-                f"arm {given}: another arm has the name {arm.name!r}; give the profiles names of their own"
+                f"arm {given}: another arm is named {arm.name!r}; give each profile a name of its own"
             )
     return arms
 

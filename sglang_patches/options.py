@@ -12,16 +12,13 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-import redknot
 from redknot.artifact.store import ArtifactStore
 from redknot.errors import ConfigError, RedKnotError
 from redknot.model.geometry import Geometry, load_geometry
+from redknot.model.location import find_checkpoint
 from redknot.model.profile import load_profile
 
 ARCHITECTURE = "RedKnotV4ForCausalLM"
-_NANO = "nano"
-_SHIPPED_NANO = Path(redknot.__file__).resolve().parents[1] / "models" / "nano"
-
 
 Name = Annotated[str, Field(min_length=1)]
 
@@ -64,12 +61,10 @@ class Options:
 
 def model_path(given: str) -> Path:
     """The folder of a model; ``nano`` is the one that comes with RedKnot, unless there is a folder of that name."""
-    path = Path(given)
-    if given == _NANO and not path.exists() and _SHIPPED_NANO.is_dir():
-        return _SHIPPED_NANO
-    if not path.is_dir():
+    path = find_checkpoint(given)
+    if path is None:
         raise ConfigError(f"--model-path {given}: no such folder; nothing is downloaded with --enable-redknot")
-    return path.absolute()
+    return path
 
 
 def read_config(path: str | None) -> ServerConfig:

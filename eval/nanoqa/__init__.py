@@ -1,0 +1,1 @@
+"""Questions about documents in nano's language, drawn fresh."""

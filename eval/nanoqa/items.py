@@ -1,0 +1,103 @@
+"""Fresh samples of nano's generator as items: a context is a cluster, each question about it an item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from eval.encoder import Encoder
+from eval.items import DataSet, Item
+from redknot.errors import ConfigError, InputError
+from redknot.model.tokenizer import TOKENIZER_FILE
+from redknot.nano.samples import Sample, make_sample
+from redknot.nano.tokenizer import generator_pieces, to_vocab
+from redknot.nano.worlds import TASKS
+
+TIMING = "timing"
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What contexts are drawn: how many, how long, of how many documents, and how many questions about each."""
+
+    contexts: int
+    questions: int
+    tokens: tuple[int, int]  # of the longest prompt, lowest and highest
+    documents: tuple[int, int]
+    seed: int
+
+
+class Generator:
+    """The generator over a checkpoint's tokenizer, which must be nano's; InputError for another."""
+
+    def __init__(self, checkpoint: Path, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._tokenizer = Tokenizer.from_file(str(checkpoint / TOKENIZER_FILE))
+        vocab = self._tokenizer.get_vocab()
+        if any(to_vocab(piece) not in vocab for piece in generator_pieces()):
+            raise InputError(f"{checkpoint}: nanoqa writes in nano's language, and this tokenizer is not nano's")
+
+    def dataset(self, task: str, draw: Draw) -> DataSet:
+        """The samples of a task. Each depends on the seed and its number alone: more contexts go on where fewer end."""
+        if task not in TASKS:
+            raise ConfigError(f"nanoqa has no task {task!r}; it has {', '.join(TASKS)}")
+        self._check(task, draw)
+
+        def items() -> Iterator[Item]:
+            for number in range(draw.contexts):
+                rng = np.random.default_rng([draw.seed, *task.encode(), number])
+                tokens = int(rng.integers(draw.tokens[0], draw.tokens[1] + 1))
+                documents = int(rng.integers(draw.documents[0], draw.documents[1] + 1))
+                sample = make_sample(rng, self._tokenizer, task, "test", tokens, documents, draw.questions)
+                yield from self._items(sample, str(number))
+
+        return DataSet(task, items)
+
+    def timing(self, lengths: tuple[int, ...], documents: int, seed: int) -> DataSet:
+        """One question of each of these prompt lengths, for timing."""
+
+        def items() -> Iterator[Item]:
+            for length in lengths:
+                rng = np.random.default_rng([seed, *TIMING.encode(), length])
+                sample = make_sample(rng, self._tokenizer, next(iter(TASKS)), "test", length, documents)
+                yield from islice(self._items(sample, str(length), TIMING), 1)
+
+        return DataSet(TIMING, items)
+
+    def _items(self, sample: Sample, cluster: str, dataset: str | None = None) -> Iterator[Item]:
+        documents = tuple((document, True) for document in sample.documents)
+        for number, (question, answer) in enumerate(sample.questions):
+            ids = self._encoder.tokenizer.encode(answer)
+            expected = self._encoder.tokenizer.decode(ids)  # as an answer of these tokens reads
+            yield Item(
+                dataset=dataset or sample.task,
+                id=f"{cluster}/{number}",
+                cluster=cluster,
+                parts=(*documents, (question, False)),
+                references=(expected,),
+                max_new_tokens=len(ids),
+                score=_Exactly(expected),
+            )
+
+    def _check(self, task: str, draw: Draw) -> None:
+        """InputError for a draw that has no samples; found at the start, not at the context that shows it."""
+        smallest, most = draw.tokens[0], draw.documents[1]
+        try:
+            make_sample(np.random.default_rng(0), self._tokenizer, task, "test", smallest, most, draw.questions)
+        except ValueError as error:
+            raise InputError(f"{smallest} tokens and {most} documents: {error}; give longer contexts") from None
+
+
+@dataclass(frozen=True)
+class _Exactly:
+    """1 for the expected text, else 0."""
+
+    expected: str
+
+    def __call__(self, text: str) -> float:
+        return float(text == self.expected)

@@ -1,0 +1,85 @@
+"""The results of a folder over several runs: what is there already, and that what is added belongs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from eval.results import Answer, Build, Record, Rejected, Results, Run, Timing
+from redknot.errors import ConfigError
+
+TIMING_REJECTED = "timing: "  # in front of the reason of what was rejected when it was timed
+
+
+class Recorder:
+    """Adds records to a folder's results. The run stands in front of its first record: one that adds none leaves none.
+
+    ``fixed`` names the options that must be those of earlier runs of the tool. ConfigError when the folder's results
+    are of another model, of arms that are others by the same names, or of other options.
+    """
+
+    def __init__(self, folder: Path, run: Run, fixed: Sequence[str]) -> None:
+        self.run = run
+        self._results = Results(folder)
+        self._written = False
+        try:
+            for earlier in self._results.records:
+                if isinstance(earlier, Run):
+                    _check_same(folder, earlier, run, fixed)
+        except ConfigError:
+            self._results.close()
+            raise
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._results.path
+
+    @property
+    def records(self) -> Sequence[Record]:
+        """All records of the folder."""
+        return self._results.records
+
+    def add(self, record: Answer | Timing | Build | Rejected) -> None:
+        """Append a record of this run."""
+        if not self._written:
+            self._results.add(self.run)
+            self._written = True
+        self._results.add(record)
+
+    def close(self) -> None:
+        """Write it out."""
+        self._results.close()
+
+    def answers(self, dataset: str) -> Iterator[Answer]:
+        """The answers of a data set."""
+        return (one for one in self.records if isinstance(one, Answer) and one.dataset == dataset)
+
+    def answered(self, dataset: str) -> set[tuple[str, str]]:
+        """(item, arm) that have an answer, or were rejected."""
+        return {(one.item, one.arm) for one in self.answers(dataset)} | self._rejected(dataset, timing=False)
+
+    def timed(self, dataset: str, pairs: int) -> set[tuple[str, str]]:
+        """(item, arm) with at least that many measured pairs, or rejected; recompute's are the other side of each."""
+        counts: dict[tuple[str, str, str], set[tuple[int, str]]] = {}
+        for one in self.records:
+            if isinstance(one, Timing) and one.dataset == dataset and not one.warmup:
+                counts.setdefault((one.run, one.item, one.arm), set()).add((one.pair, one.state))
+        enough = {(item, arm) for (_, item, arm), seen in counts.items() if len(seen) >= pairs}
+        return enough | self._rejected(dataset, timing=True)
+
+    def _rejected(self, dataset: str, timing: bool) -> set[tuple[str, str]]:
+        rejected = (one for one in self.records if isinstance(one, Rejected) and one.dataset == dataset)
+        return {(one.item, one.arm) for one in rejected if one.reason.startswith(TIMING_REJECTED) == timing}
+
+
+def _check_same(folder: Path, earlier: Run, run: Run, fixed: Sequence[str]) -> None:
+    differing = [f"the model's {name}" for name in run.model if name != "name" and earlier.model.get(name) != run.model[name]]
+    same = earlier.digests.keys() & run.digests.keys()
+    differing += [f"profile {arm}" for arm in sorted(same) if earlier.digests[arm] != run.digests[arm]]
+    if (earlier.engine, earlier.tp) != (run.engine, run.tp):
+        differing.append("the engine")
+    if earlier.tool == run.tool:
+        differing += [f"option {name}" for name in fixed if earlier.options.get(name) != run.options.get(name)]
+    if differing:
+        raise ConfigError(f"{folder} holds results of another run: {', '.join(differing)} differ; give another --out")
