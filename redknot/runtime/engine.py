@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -17,22 +17,19 @@ import torch
 from torch import Tensor
 
 from redknot.artifact.store import ArtifactStore
-from redknot.comm.group import Group, OneProcess
+from redknot.comm.group import Group
 from redknot.config import load_settings
-from redknot.errors import InputError, RequestReason, ReuseUnavailableError, StoreError
+from redknot.errors import ConfigError, InputError, RequestReason, ReuseUnavailableError, StoreError
 from redknot.latents.session import Session
 from redknot.latents.space import LatentSpace
-from redknot.model.checkpoint import load_model
 from redknot.model.profile import Profile, Treatment, load_profile
-from redknot.model.tokenizer import load_tokenizer
 from redknot.plan.planner import Span
 from redknot.runtime.agreement import Agreement
 from redknot.runtime.counters import Counters
-from redknot.runtime.identity import model_identity
 from redknot.runtime.ledger import recompute_flops, recompute_row_layers
 from redknot.runtime.library import Library, Refused
+from redknot.runtime.loaded import Loaded, load
 from redknot.runtime.metrics import Metrics
-from redknot.runtime.model import Model
 from redknot.runtime.prefill import dense_session, greedy, prefill
 from redknot.runtime.progress import Request
 from redknot.runtime.reading import Reading
@@ -43,7 +40,6 @@ from redknot.runtime.reuse import choose_rows, prefill_reusing, written_early
 from redknot.runtime.windows import rebuild_windows
 
 _log = logging.getLogger(__name__)
-DTYPE = torch.float32  # the CPU runs and stores float32
 
 
 @dataclass(frozen=True)
@@ -53,13 +49,15 @@ class Result:
     text: str
     token_ids: tuple[int, ...]
     report: Report
+    logits: Tensor = field(compare=False, repr=False)  # float32 [vocab], of the first token
 
 
 class Engine:
     """A DeepSeek-V4 checkpoint, a store of artifacts, and one reuse profile, in this process.
 
     Args:
-        model: folder of the checkpoint and its tokenizer.json.
+        model: folder of the checkpoint and its tokenizer.json, or what another engine has ``loaded``: weights are then
+            shared, and the engines differ in what follows, each with latents and metrics of its own.
         store: folder of the artifact store; None serves dense.
         profile: name of a shipped profile, or a JSON file.
         namespace: whose documents may be reused.
@@ -75,7 +73,7 @@ class Engine:
 
     def __init__(
         self,
-        model: str | Path,
+        model: str | Path | Loaded,
         store: str | Path | None = None,
         profile: str | Profile = "rowsparse",
         *,
@@ -83,11 +81,12 @@ class Engine:
         group: Group | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        checkpoint = Path(model)
-        group = group if group is not None else OneProcess()
-        geometry, weights = load_model(checkpoint, DTYPE, group.shard)
-        self.model = Model(geometry, weights, group)
-        self.tokenizer = load_tokenizer(checkpoint, geometry)
+        if isinstance(model, Loaded) and group is not None:
+            raise ConfigError("a loaded model has its group; give the group to load()")
+        self.loaded = model if isinstance(model, Loaded) else load(model, group)
+        self.model = self.loaded.model
+        self.tokenizer = self.loaded.tokenizer
+        geometry = self.model.geometry
         self.profile = profile if isinstance(profile, Profile) else load_profile(profile)
         self.metrics = metrics if metrics is not None else Metrics()
         self.latents = LatentSpace(geometry, load_settings().latents, cost=partial(recompute_flops, geometry))
@@ -98,19 +97,17 @@ class Engine:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="redknot-read")
         library, unavailable = None, "no store was given"
         if store is not None:
-            library, unavailable = self._open(checkpoint, Path(store), namespace)
-        self._agreement = Agreement(library, unavailable, self.profile, group, self.metrics)
+            library, unavailable = self._open(Path(store), namespace)
+        self._agreement = Agreement(library, unavailable, self.profile, self.model.group, self.metrics)
 
-    def _open(self, checkpoint: Path, store: Path, namespace: str) -> tuple[Library | None, str]:
+    def _open(self, store: Path, namespace: str) -> tuple[Library | None, str]:
         """The documents of a store, or None and why there are none."""
-        geometry = self.model.geometry
         try:
             opened = ArtifactStore(store)
         except StoreError as error:
             _log.warning("every request will run dense: %s", error)
             return None, str(error)
-        identity = model_identity(checkpoint, geometry, DTYPE, load_settings().cache_dir)
-        shard = self.model.group.shard
+        identity, geometry, shard = self.loaded.identity, self.model.geometry, self.model.group.shard
         library = Library(opened, identity, geometry, (namespace,), self.profile.needs(), shard)
         counts = library.index.counters
         self.metrics.watch("store", lambda: opened.counters)
@@ -173,7 +170,7 @@ class Engine:
                 _log.info("document at token %d is new text: %s", document.start, document.reason)
         self.metrics.observe(report)
         tokens = greedy(self.model, session, first, room, self.model.geometry.eos_token_ids if stop_at_eos else ())
-        return Result(self.tokenizer.decode(tokens), tuple(tokens), report)
+        return Result(self.tokenizer.decode(tokens), tuple(tokens), report, logits.clone())  # free of inference mode
 
     def _first_logits(self, request: Request, reuse: str, room: int) -> tuple[Tensor, Session]:
         """Prefill, reusing if everything holds on every rank."""

@@ -25,8 +25,8 @@ from redknot.latents.space import LatentSpace
 from redknot.model.checkpoint import load_model
 from redknot.model.profile import load_profile
 from redknot.runtime.counters import Counters
-from redknot.runtime.engine import DTYPE
 from redknot.runtime.ledger import recompute_flops
+from redknot.runtime.loaded import DTYPE
 from redknot.runtime.metrics import Metrics
 from redknot.runtime.model import Model
 from redknot.runtime.report import make_report

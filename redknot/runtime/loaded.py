@@ -1,0 +1,47 @@
+"""A checkpoint in memory, which any number of engines share: weights, tokenizer, identity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from redknot.artifact.identity import ModelIdentity
+from redknot.comm.group import Group, OneProcess
+from redknot.config import load_settings
+from redknot.model.checkpoint import load_model
+from redknot.model.tokenizer import Tokenizer, load_tokenizer
+from redknot.runtime.identity import model_identity
+from redknot.runtime.model import Model
+
+DTYPE = torch.float32  # the CPU runs and stores float32
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """The model that a folder held when it was loaded; nothing of it changes while engines run."""
+
+    checkpoint: Path
+    model: Model
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Of the checkpoint's tokenizer.json; CheckpointError without a usable one."""
+        return load_tokenizer(self.checkpoint, self.model.geometry)
+
+    @cached_property
+    def identity(self) -> ModelIdentity:
+        """What artifacts are bound to; CheckpointError when weights or tokenizer cannot be read."""
+        return model_identity(self.checkpoint, self.model.geometry, DTYPE, load_settings().cache_dir)
+
+
+def load(checkpoint: str | Path, group: Group | None = None) -> Loaded:
+    """Load what a rank of ``group`` (by default this process alone) holds of a checkpoint folder.
+
+    Raises UnsupportedModelError or CheckpointError.
+    """
+    group = group if group is not None else OneProcess()
+    geometry, weights = load_model(Path(checkpoint), DTYPE, group.shard)
+    return Loaded(Path(checkpoint), Model(geometry, weights, group))
