@@ -9,13 +9,15 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks._paired import in_turns, ratio, timed
+from benchmarks._paired import in_turns, timed
+from eval.statistics import ratio
 from redknot.latents.content import caller_name, content_hash
 from redknot.latents.disk import DiskTier, Written
 from redknot.latents.handles import Handle, Run
@@ -90,7 +92,7 @@ def measure_payload(nbytes: int, budget: int, rounds: int) -> dict[str, Any]:
         "block_bytes": nbytes,
         "blocks": blocks,
         "gb_per_s": {name: blocks * nbytes / statistics.median(seconds[name]) / 1e9 for name in order},
-        "ratios": {name: ratio(seconds["copy"], seconds[name]) for name in order[1:]},
+        "ratios": {name: asdict(ratio(seconds["copy"], seconds[name])) for name in order[1:]},
     }
 
 
@@ -148,7 +150,7 @@ def measure_disk(folder: Path, nbytes: int, budget: int, rounds: int) -> dict[st
             action: {side: blocks * nbytes / statistics.median(times) / 1e9 for side, times in sides.items()}
             for action, sides in seconds.items()
         },
-        "ratios": {action: ratio(sides["plain"], sides["store"]) for action, sides in seconds.items()},
+        "ratios": {action: asdict(ratio(sides["plain"], sides["store"])) for action, sides in seconds.items()},
     }
 
 

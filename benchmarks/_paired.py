@@ -1,12 +1,10 @@
-"""Sides that are timed in turns, and the ratio between two of them: paired by round, with a bootstrap interval."""
+"""Sides that are timed in turns; `eval.statistics.ratio` compares two of them, paired by round."""
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Callable, Mapping
 
 
 def timed(run: Callable[[], object], clock: Callable[[], float] = time.thread_time) -> float:
@@ -30,11 +28,3 @@ def in_turns(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str,
         for name in reversed(order) if number % 2 else order:
             found[name].append(sides[name]())
     return found
-
-
-def ratio(over: Sequence[float], under: Sequence[float], seed: int = 0) -> dict[str, float]:
-    """Median of over[i] / under[i], and its 95 % bootstrap interval."""
-    values = np.asarray(over) / np.asarray(under)
-    draws = np.random.default_rng(seed).choice(values, size=(2000, len(values)))
-    low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
-    return {"median": float(np.median(values)), "low": float(low), "high": float(high)}

@@ -6,12 +6,14 @@ import statistics
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from benchmarks import _radix
 from benchmarks._nano_vllm import BlockManager, HashingBlockManager, LinkedQueue
-from benchmarks._paired import in_turns, ratio, timed
+from benchmarks._paired import in_turns, timed
 from benchmarks._trace import ARRIVE, FORK, GROW, Trace, record
+from eval.statistics import ratio
 from redknot.latents.content import Name, caller_name
 from redknot.latents.handles import Run
 from redknot.latents.settings import StoreConfig
@@ -180,7 +182,7 @@ def measure(blocks: int, requests: int, seed: int, rounds: int) -> dict[str, Any
                 "hits": hits[name],
                 "target": name.startswith("nano, deque"),
             }
-            | ({} if name == "store" else {"ratio": ratio(times, seconds["store"])})
+            | ({} if name == "store" else {"ratio": asdict(ratio(times, seconds["store"]))})
             for name, times in seconds.items()
         ],
     }

@@ -17,6 +17,7 @@ import io
 import json
 import statistics
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks._pagecache import drop_from_cache
-from benchmarks._paired import ratio
+from eval.statistics import Interval, ratio
 from redknot.cli.main import main as redknot
 from redknot.nano.corpus import questions, write_corpus
 from redknot.runtime.engine import Engine
@@ -67,11 +68,10 @@ def measure(engine: Engine, segments: list[str], pairs: int) -> dict[str, Any]:
         "profile": engine.profile.name,
         "tokens": found.prompt_tokens,
         "reused": found.reused_tokens,
-        "ratio_request": request["median"],
-        "interval": (request["low"], request["high"]),
-        "ratio_forward": forward["median"],
+        "ratio_request": asdict(request),
+        "ratio_forward": forward.value,
         "flops_allow": allowed,
-        "of_allowed": request["median"] / allowed,
+        "of_allowed": request.value / allowed,
         "row_bound": found.bounds.row_bound,
         "ttft_ms": {
             arm: {"median": 1000 * float(np.median(of)), "p95": 1000 * float(np.quantile(of, 0.95))}
@@ -130,23 +130,22 @@ def main() -> None:
         "profile",
         "tokens",
         "reused",
-        "request",
-        "interval",
+        "request, interval",
         "forward",
         "cold",
         "FLOPs allow",
         "of it",
         "row bound",
     )
-    print("{:<12} {:>6} {:>6} {:>8} {:>14} {:>8} {:>6} {:>12} {:>6} {:>10}".format(*names), end="")
+    print("{:<12} {:>6} {:>6} {:>23} {:>8} {:>6} {:>12} {:>6} {:>10}".format(*names), end="")
     print("  TTFT ms, median and p95: reuse, recompute   break-even uses")
     for row in rows:
-        low, high = row["interval"]
+        request = f"{Interval(**row['ratio_request']):.2f}"
         uses = "never" if row["break_even_uses"] is None else f"{row['break_even_uses']:.2f}"
         ttft = "  ".join(f"{of['median']:>8.1f} {of['p95']:>8.1f}" for of in row["ttft_ms"].values())
         print(
-            f"{row['profile']:<12} {row['tokens']:>6} {row['reused']:>6} {row['ratio_request']:>8.2f} "
-            f"[{low:>5.2f}, {high:>5.2f}] {row['ratio_forward']:>8.2f} {row['cold']['ratio_request']:>6.2f} "
+            f"{row['profile']:<12} {row['tokens']:>6} {row['reused']:>6} {request:>23} "
+            f"{row['ratio_forward']:>8.2f} {row['cold']['ratio_request']:>6.2f} "
             f"{row['flops_allow']:>12.2f} {row['of_allowed']:>6.0%} {row['row_bound']:>9.1f}x  {ttft}  {uses:>10}"
         )
 

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from redknot.latents.segment import Segment
 from redknot.model.checkpoint import load_model
-from redknot.nano.evaluate import Answer, answer_dense, answer_grouped, divergence, wilson
+from redknot.nano.evaluate import Answer, answer_dense, answer_grouped, divergence
+from redknot.nano.shares import wilson
 from redknot.nano.text import make_sample, sample_ids
 from redknot.runtime.model import Model
 

@@ -27,13 +27,14 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from benchmarks._paired import ratio
+from eval.statistics import Interval, ratio
 from redknot.nano.corpus import questions, write_corpus
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -138,8 +139,8 @@ def measure_ttft(url: str, ids: Sequence[int], pairs: int) -> dict[str, Any]:
     return {
         "tokens": len(ids),
         "reused": reused,
-        "client": ratio(client["off"], client["required"]),
-        "engine": ratio(engine["off"], engine["required"]),
+        "client": asdict(ratio(client["off"], client["required"])),
+        "engine": asdict(ratio(engine["off"], engine["required"])),
         "client_ms": {arm: 1000 * statistics.median(client[arm]) for arm in ARMS},
         "engine_ms": {arm: 1000 * statistics.median(engine[arm]) for arm in ARMS},
     }
@@ -159,7 +160,7 @@ def measure_throughput(url: str, prompts: Sequence[Sequence[int]], clients: int,
     return {
         "clients": clients,
         "requests_per_s": {arm: statistics.median(rates[arm]) for arm in ARMS},
-        "ratio": ratio(rates["required"], rates["off"]),
+        "ratio": asdict(ratio(rates["required"], rates["off"])),
     }
 
 
@@ -208,13 +209,13 @@ def show(found: dict[str, Any]) -> None:
         for where in ("client", "engine"):
             ms, of = row[f"{where}_ms"], row[where]
             times = f"{ms['off']:8.1f} / {ms['required']:8.1f}"
-            parts.append(f"{times}  {of['median']:5.2f} [{of['low']:.2f}, {of['high']:.2f}]")
+            parts.append(f"{times}  {Interval(**of):.2f}")
         print(f"{row['tokens']:6}  {row['reused']:6}  {'  '.join(parts)}")
     for row in found["throughput"]:
         rates, of = row["requests_per_s"], row["ratio"]
         print(
             f"{row['clients']:3} clients: {rates['off']:.2f} requests/s dense, {rates['required']:.2f} with reuse, "
-            f"ratio {of['median']:.2f} [{of['low']:.2f}, {of['high']:.2f}]"
+            f"ratio {Interval(**of):.2f}"
         )
 
 

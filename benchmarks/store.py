@@ -37,18 +37,15 @@ from typing import Any
 import torch
 
 from benchmarks import _bytes, _policy
+from eval.statistics import Interval
 
 # Flash: a block of 128 tokens without and with all window rows (`redknot layout --model flash`), and one entry page.
 BLOCK_BYTES = [65_536, 449_984, 3_664_320]
 TARGETS = {"policy": 1.0, "payload": 0.5}
 
 
-def _interval(ratio: dict[str, float]) -> str:
-    return f"{ratio['median']:>6.2f} [{ratio['low']:>5.2f}, {ratio['high']:>5.2f}]"
-
-
-def _mark(ratio: dict[str, float], section: str) -> str:
-    return f"  {'reached' if ratio['median'] >= TARGETS[section] else 'MISSED'}"
+def _mark(ratio: dict[str, Any], section: str) -> str:
+    return f"  {'reached' if ratio['value'] >= TARGETS[section] else 'MISSED'}"
 
 
 def print_policy(found: list[dict[str, Any]]) -> None:
@@ -62,7 +59,7 @@ def print_policy(found: list[dict[str, Any]]) -> None:
         for side in row["sides"]:
             line = f"  {side['name']:<29}{side['operations_per_s']:>12,.0f}{side['hits']:>8}"
             if "ratio" in side:
-                line += f"  {_interval(side['ratio'])}{_mark(side['ratio'], 'policy') if side['target'] else ''}"
+                line += f"  {Interval(**side['ratio']):.2f}{_mark(side['ratio'], 'policy') if side['target'] else ''}"
             print(line)
     if found[0]["radix_missing"]:
         print(f"SGLang's trees: not measured, because they cannot be imported ({found[0]['radix_missing']})")
@@ -76,7 +73,7 @@ def print_payload(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         for name, rate in row["gb_per_s"].items():
             ratio = row["ratios"].get(name)
-            text = "" if ratio is None else f"  {_interval(ratio)}"
+            text = "" if ratio is None else f"  {Interval(**ratio):.2f}"
             text += _mark(ratio, "payload") if ratio and name.startswith("seal") else ""
             print(f"{row['block_bytes']:>11,} {row['blocks']:>6} {name:<22}{rate:>7.2f}{text}")
 
@@ -88,7 +85,7 @@ def print_disk(rows: list[dict[str, Any]]) -> None:
         for name, rates in row["gb_per_s"].items():
             print(
                 f"{row['block_bytes']:>11,} {row['blocks']:>6} {name:<12}{rates['store']:>7.2f}{rates['plain']:>12.2f}"
-                f"  {_interval(row['ratios'][name])}"
+                f"  {Interval(**row['ratios'][name]):.2f}"
             )
         print(f"{'':>18} {row['resident_after_drop']:.0%} of the files were still in the page cache when read cold")
 

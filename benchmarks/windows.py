@@ -19,7 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ import numpy as np
 import torch
 
 from benchmarks._pagecache import drop_from_cache
-from benchmarks._paired import in_turns, ratio
+from benchmarks._paired import in_turns
+from eval.statistics import Interval, ratio
 from redknot.artifact.certificate import CertificateDraft
 from redknot.artifact.identity import ModelIdentity
 from redknot.artifact.publish import Publication
@@ -168,7 +169,7 @@ def row(name: str, artifact: Artifact, seconds: dict[str, list[float]]) -> dict[
         "recompute_ms": 1000 * statistics.median(recompute),
         "build_ms": 1000 * artifact.build_seconds,
         "ms": {side: 1000 * statistics.median(of) for side, of in sides.items()},
-        "faster": {side: ratio(recompute, of) for side, of in sides.items()},
+        "faster": {side: asdict(ratio(recompute, of)) for side, of in sides.items()},
         "break_even_uses": artifact.build_seconds / saved if saved > 0 else None,
     }
 
@@ -186,8 +187,8 @@ def lines(rows: list[dict[str, Any]]) -> list[str]:
             f"| {r['tokens']:,} | {r['windows']} | {r['payload_bytes']:,} | {r['disk_bytes']:,} "
             f"| {r['window_rows_run']} | {r['recompute_ms']:.0f} "
             f"| {r['ms']['cold']:.1f} | {r['ms']['warm']:.1f} | {r['ms']['hot']:.1f} "
-            f"| {warm['median']:.1f}x [{warm['low']:.1f}, {warm['high']:.1f}] "
-            f"| {r['faster']['cold']['median']:.1f}x | {'never' if uses is None else f'{uses:.1f}'} |"
+            f"| {Interval(**warm):.1f} "
+            f"| {r['faster']['cold']['value']:.1f}x | {'never' if uses is None else f'{uses:.1f}'} |"
         )
     return out
 

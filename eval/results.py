@@ -6,8 +6,10 @@ A file holds a ``Run`` (who, what, with what) for each start of a tool, and the 
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -148,11 +150,12 @@ _RECORD: TypeAdapter[Record] = TypeAdapter(Record)
 
 
 def read_results(path: Path) -> Iterator[Record]:
-    """The records of a file; a last line that was cut is left out. InputError names file and line."""
+    """The records of a file, plain or ``.gz``; a last line that was cut is left out. InputError names file and line."""
     try:
         data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: not readable ({error.strerror})") from None
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: not readable ({getattr(error, 'strerror', None) or error})") from None
     lines = data.split(b"\n")
     for number, line in enumerate(lines[:-1], 1):
         if not line.strip():

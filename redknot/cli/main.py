@@ -31,6 +31,7 @@ VERBS = {
     "store-check": "check the disk tier of latents: every file, and the bytes of its books",
     "layout": "show what a model's latents weigh, by layer, block, page and document",
     "doctor": "check the machine, the model and the store, and say what does not fit",
+    "report": "rebuild the report of an evaluation from its results files",
     "demo": "build a small corpus and compare both arms on questions about it",
 }
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from redknot.latents.space import LatentSpace
 from redknot.latents.workspace import Workspace
 from redknot.model.checkpoint import load_model
 from redknot.model.profile import Profile, load_profile
+from redknot.nano.shares import wilson
 from redknot.nano.text import make_sample, sample_ids
 from redknot.plan.rows import KnownRun
 from redknot.runtime.counters import Counters
@@ -110,13 +110,6 @@ def divergence(reference: Tensor, other: Tensor) -> float:
     """KL(reference || other) of two logits [vocab], in nats."""
     p, q = reference.double().log_softmax(0), other.double().log_softmax(0)
     return float((p.exp() * (p - q)).sum())
-
-
-def wilson(right: int, n: int) -> tuple[float, float]:
-    """95 % interval of a share (Wilson 1927)."""
-    z, share = 1.959964, right / n
-    centre, spread = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return (centre - spread) / (1 + z * z / n), (centre + spread) / (1 + z * z / n)
 
 
 @dataclass

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from redknot.model.checkpoint import load_model
-from redknot.nano.evaluate import NO_DOCUMENTS, SEGMENT_GROUPED, answer_dense, divergence, main, wilson
+from redknot.nano.evaluate import NO_DOCUMENTS, SEGMENT_GROUPED, answer_dense, divergence, main
 from redknot.nano.parameters import CONFIG
 from redknot.nano.text import make_sample, sample_ids, swap_latest
 from redknot.runtime.model import Model
@@ -58,14 +58,6 @@ def test_swapping_two_documents_swaps_the_answer(model: Model, tokenizer: Tokeni
         assert swapped.answer != sample.answer
         right += answers(model, tokenizer, sample) and answers(model, tokenizer, swapped)
     assert right >= 5  # guessing between the two values gets 2
-
-
-@pytest.mark.parametrize(
-    ("right", "n", "low", "high"), [(10, 10, 0.722, 1.0), (0, 20, 0.0, 0.161), (48, 50, 0.865, 0.989)]
-)
-def test_wilson_intervals(right: int, n: int, low: float, high: float) -> None:
-    """Published values of the interval."""
-    assert wilson(right, n) == pytest.approx((low, high), abs=5e-4)
 
 
 def test_evaluation_counts_every_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

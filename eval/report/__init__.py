@@ -1,0 +1,1 @@
+"""From results files to tables, plots and pages; reads nothing else and measures nothing."""
