@@ -100,22 +100,24 @@ class Fidelity(_Record):
 
 
 class Load(_Record):
-    """One request of an open-loop run against a server."""
+    """One request of a round against a server. In a closed loop so many clients each send when they have an answer."""
 
     kind: Literal["load"] = "load"
     run: str
     dataset: str
     arm: str
-    level: float  # requests a second that arrive
+    level: float  # requests a second that arrive; clients in a closed loop
     round: int
     number: int
-    arrived_s: float  # since the start of the round, as planned
-    ttft_s: float
+    arrived_s: float  # since the start of the round, as planned; when it was sent in a closed loop
+    ttft_s: float  # arrival to first token
     latency_s: float  # arrival to last token
     prompt_tokens: int
     new_tokens: int
     error: str = ""
     report: dict[str, Any]
+    loop: Literal["open", "closed"] = "open"
+    late_s: float = 0.0  # by which the client itself sent it behind the plan
 
 
 class Build(_Record):

@@ -77,11 +77,15 @@ class Stream:
         event = parsed(text)
         if "error" in event:
             raise ServerError(f"the server failed: {message_of(event)}")
-        known = len(self._event.get("output_ids", ()))
-        if len(event.get("output_ids", ())) > known:
+        if len(event.get("output_ids", ())) > self.received:
             self.first = now if self.first is None else self.first
             self.last = now
         self._event = event
+
+    @property
+    def received(self) -> int:
+        """Tokens that came."""
+        return len(self._event.get("output_ids", ()))
 
     def reply(self, checkpoint: str) -> Reply:
         """The answer; ServerError where it was cut, or counts other tokens than were sent and received."""
