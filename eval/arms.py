@@ -33,9 +33,7 @@ def find_arms(names: Iterable[str]) -> dict[str, Arm]:
     for given in (RECOMPUTE, *names):
         arm = _find(given)
         if arms.setdefault(arm.name, arm) != arm:
-            raise ConfigError(
-                f"arm {given}: another arm is named {arm.name!r}; give each profile a name of its own"
-            )
+            raise ConfigError(f"arm {given}: another arm is named {arm.name!r}; give each profile a name of its own")
     return arms
 
 

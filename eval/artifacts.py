@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
+from eval.progress import progress
 from redknot.artifact.identity import token_hash
 from redknot.artifact.store import ArtifactStore
 from redknot.build.builder import BuildResult, build
@@ -103,14 +102,14 @@ class Builder:
         with ArtifactStore(self._store, create=True) as store:
             if plan.missing:
                 tokens = sum(len(content) for content in plan.missing)
-                with tqdm(total=tokens, unit="tok", unit_scale=True, desc=f"{name}: artifacts", **_BAR) as bar:
-                    model = self._loaded.model
-                    result = build(model, store, draft, plan.missing, lambda content: bar.update(len(content)))
+                with progress(tokens, "tok", f"{name}: artifacts") as bar:
+
+                    def on_done(content: Content) -> None:
+                        bar.update(len(content))
+
+                    result = build(self._loaded.model, store, draft, plan.missing, on_done)
             nbytes = result.nbytes + _bytes_found(store, plan)
         return Built(plan.total, sum(map(len, contents)), len(plan.present), result.seconds, nbytes)
-
-
-_BAR = {"disable": not sys.stderr.isatty(), "leave": False, "file": sys.stderr}
 
 
 def _bytes_found(store: ArtifactStore, plan: BuildPlan) -> int:

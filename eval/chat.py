@@ -52,7 +52,9 @@ def _rendered(checkpoint: Path) -> tuple[str, str] | None:
         messages = [{"role": "user", "content": _PLACE}]
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # noqa: BLE001  whatever a template or its renderer raises
-        raise ConfigError(f"{checkpoint}: its chat template cannot be used ({error}); --no-chat leaves it out") from None
+        raise ConfigError(
+            f"{checkpoint}: its chat template cannot be used ({error}); --no-chat leaves it out"
+        ) from None
     before, _, after = text.partition(_PLACE)
     if text.count(_PLACE) != 1:
         raise ConfigError(f"{checkpoint}: its chat template does not keep the text as it is; --no-chat leaves it out")

@@ -34,7 +34,6 @@ def make_run(
     *,
     engine: str,
     tp: int,
-    versions: Mapping[str, str],
     command: Sequence[str] | None = None,
 ) -> Run:
     """The record of a run that starts now; CheckpointError when the model cannot be read."""
@@ -44,7 +43,7 @@ def make_run(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         command=tuple(sys.orig_argv if command is None else command),
         commit=commit(_ROOT),
-        versions={"redknot": __version__, "python": platform.python_version(), "torch": torch.__version__, **versions},
+        versions={"redknot": __version__, "python": platform.python_version(), "torch": torch.__version__},
         hardware=hardware(),
         model=model_hashes(checkpoint),
         engine=engine,

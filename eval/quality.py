@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-
-from tqdm import tqdm
 
 from eval.answering import Outcome, Question
 from eval.arms import NO_DOCUMENTS
 from eval.encoder import Encoder
 from eval.items import Item
+from eval.progress import progress
 from eval.recorder import Recorder
 from eval.results import Answer, Rejected
-from eval.workers import Opening, answered
+from eval.workers import Answering
 from redknot.errors import ConfigError
-
 
 Work = tuple[Item, Question]
 
@@ -45,9 +42,7 @@ def _question(item: Item, encoder: Encoder, arms: Sequence[str]) -> Question:
     return Question(item.dataset, item.id, prompt, alone, item.max_new_tokens, tuple(arms))
 
 
-def answer(
-    work: Iterable[Work], total: int, opening: Opening, recorder: Recorder, checkpoint: str, workers: int
-) -> None:
+def answer(work: Iterable[Work], total: int, answering: Answering, recorder: Recorder) -> None:
     """Ask all that is pending, clusters whole; answers of an item are recorded together, by this process alone."""
     asking: dict[tuple[str, str], Item] = {}
 
@@ -57,9 +52,8 @@ def answer(
             asking.update({(item.dataset, item.id): item for item, _ in cluster})
             yield [asked for _, asked in cluster]
 
-    hidden = not sys.stderr.isatty()
-    with tqdm(total=total, unit="question", desc="answers", disable=hidden, leave=False) as bar:
-        for cluster, outcomes in answered(opening, clusters(), checkpoint, workers):
+    with progress(total, "question", "answers") as bar:
+        for cluster, outcomes in answering(clusters()):
             for asked, of_item in zip(cluster, outcomes, strict=True):
                 item = asking.pop((asked.dataset, asked.item))
                 for outcome in of_item:

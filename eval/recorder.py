@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from eval.results import Answer, Build, Record, Rejected, Results, Run, Timing
@@ -47,6 +48,10 @@ class Recorder:
             self._written = True
         self._results.add(record)
 
+    def served_by(self, versions: Mapping[str, str]) -> None:
+        """Note what serves, before anything is recorded."""
+        self.run = self.run.model_copy(update={"versions": self.run.versions | dict(versions)})
+
     def close(self) -> None:
         """Write it out."""
         self._results.close()
@@ -59,14 +64,18 @@ class Recorder:
         """(item, arm) that have an answer, or were rejected."""
         return {(one.item, one.arm) for one in self.answers(dataset)} | self._rejected(dataset, timing=False)
 
-    def timed(self, dataset: str, pairs: int) -> set[tuple[str, str]]:
-        """(item, arm) with at least that many measured pairs, or rejected; recompute's are the other side of each."""
-        counts: dict[tuple[str, str, str], set[tuple[int, str]]] = {}
-        for one in self.records:
-            if isinstance(one, Timing) and one.dataset == dataset and not one.warmup:
-                counts.setdefault((one.run, one.item, one.arm), set()).add((one.pair, one.state))
-        enough = {(item, arm) for (_, item, arm), seen in counts.items() if len(seen) >= pairs}
-        return enough | self._rejected(dataset, timing=True)
+    def timed(self, dataset: str, item: str, pairs: int) -> set[str]:
+        """The arms of an item with at least that many measured hot pairs in one run, or rejected in timing."""
+        counts = Counter(
+            (one.run, one.arm) for one in self.timings(dataset, item) if not one.warmup and one.state == "hot"
+        )
+        enough = {arm for (_, arm), count in counts.items() if count >= pairs}
+        return enough | {arm for name, arm in self._rejected(dataset, timing=True) if name == item}
+
+    def timings(self, dataset: str, item: str) -> Iterator[Timing]:
+        """The times of an item."""
+        found = (one for one in self.records if isinstance(one, Timing))
+        return (one for one in found if one.dataset == dataset and one.item == item)
 
     def _rejected(self, dataset: str, timing: bool) -> set[tuple[str, str]]:
         rejected = (one for one in self.records if isinstance(one, Rejected) and one.dataset == dataset)
@@ -74,7 +83,9 @@ class Recorder:
 
 
 def _check_same(folder: Path, earlier: Run, run: Run, fixed: Sequence[str]) -> None:
-    differing = [f"the model's {name}" for name in run.model if name != "name" and earlier.model.get(name) != run.model[name]]
+    differing = [
+        f"the model's {name}" for name in run.model if name != "name" and earlier.model.get(name) != run.model[name]
+    ]
     same = earlier.digests.keys() & run.digests.keys()
     differing += [f"profile {arm}" for arm in sorted(same) if earlier.digests[arm] != run.digests[arm]]
     if (earlier.engine, earlier.tp) != (run.engine, run.tp):

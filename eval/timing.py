@@ -7,24 +7,31 @@ documents; for a cold pair the arm has forgotten them. The files of artifacts ar
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from tqdm import tqdm
 
 from eval.arms import RECOMPUTE, Arm
 from eval.encoded import Encoded, encoded
-from eval.engines.base import ArmEngine, Reply
+from eval.engines.base import ArmEngine
 from eval.guard import objection, slim
+from eval.progress import progress
 from eval.recorder import TIMING_REJECTED, Recorder
 from eval.results import Rejected, Timing
 
 State = Literal["hot", "cold"]
 COLD_PAIRS = 5
 MIN_WARMUP, MIN_PAIRS = 3, 10  # DESIGN 8
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One pair, before it is run."""
+
+    state: State
+    warmup: bool
 
 
 @dataclass(frozen=True)
@@ -36,10 +43,10 @@ class Pairs:
     seed: int = 0
 
     @property
-    def states(self) -> tuple[tuple[State, bool], ...]:
-        """(state, warm-up) of each pair, in order."""
-        cold: list[tuple[State, bool]] = [("cold", False)] * COLD_PAIRS
-        return (*cold, *[("hot", True)] * self.warmup, *[("hot", False)] * self.measured)  # type: ignore[arg-type]
+    def turns(self) -> list[Turn]:
+        """The pairs in order: the cold ones, the warm-up, the measured ones."""
+        hot = [Turn("hot", True)] * self.warmup + [Turn("hot", False)] * self.measured
+        return [Turn("cold", False)] * COLD_PAIRS + hot
 
 
 def shuffled(prompt: Encoded, rng: np.random.Generator) -> Encoded:
@@ -52,6 +59,12 @@ def shuffled(prompt: Encoded, rng: np.random.Generator) -> Encoded:
     return encoded([*parts, (prompt.token_ids[at:], False)])
 
 
+def untimed(recorder: Recorder, dataset: str, item: str, arms: Iterable[str], pairs: Pairs) -> list[str]:
+    """The arms of an item that are still to be timed."""
+    done = recorder.timed(dataset, item, pairs.measured)
+    return [arm for arm in arms if arm != RECOMPUTE and arm not in done]
+
+
 @dataclass
 class Timer:
     """Times arms over one engine."""
@@ -62,58 +75,47 @@ class Timer:
     pairs: Pairs
     recorder: Recorder
 
-    def time(self, prompts: Iterable[tuple[str, str, Encoded]], total: int) -> None:
+    def time(self, prompts: Sequence[tuple[str, str, Encoded]]) -> None:
         """Time (data set, item, prompt) in every arm that no earlier run has timed."""
-        hidden = not sys.stderr.isatty()
-        with tqdm(total=total, unit="arm", desc="timing", disable=hidden, leave=False) as bar:
-            for dataset, item, prompt in prompts:
-                done = self.recorder.timed(dataset, self.pairs.measured)
-                for number, arm in enumerate(self.others):
-                    if (item, arm) not in done:
-                        self._time_arm(dataset, item, prompt, arm, number * len(self.pairs.states))
-                    bar.update()
+        left = [(one, arm) for one in prompts for arm in untimed(self.recorder, *one[:2], self.arms, self.pairs)]
+        with progress(len(left), "arm", "timing") as bar:
+            for (dataset, item, prompt), arm in left:
+                self._time_arm(dataset, item, prompt, arm)
+                bar.update()
 
-    @property
-    def others(self) -> list[str]:
-        """The arms that are held to recompute."""
-        return [arm for arm in self.arms if arm != RECOMPUTE]
-
-    def _time_arm(self, dataset: str, item: str, prompt: Encoded, arm: str, first: int) -> None:
-        """All pairs of one arm, recorded together; numbered from ``first`` on, so that a number is of two records."""
+    def _time_arm(self, dataset: str, item: str, prompt: Encoded, arm: str) -> None:
+        """All pairs of one arm, recorded together. No two pairs of an item share a number, whatever their runs."""
         records: list[Timing] = []
-        for turn, (state, warmup) in enumerate(self.pairs.states):
-            rng = np.random.default_rng([self.pairs.seed, turn])
-            shared = shuffled(prompt, rng)
-            if state == "cold":
+        first = 1 + max((one.pair for one in self.recorder.timings(dataset, item)), default=-1)
+        for number, turn in enumerate(self.pairs.turns):
+            shared = shuffled(prompt, np.random.default_rng([self.pairs.seed, number]))
+            if turn.state == "cold":
                 self.engine.forget(arm)
-            order = (RECOMPUTE, arm) if turn % 2 else (arm, RECOMPUTE)
-            for position, name in enumerate(order):
+            for position, name in enumerate((RECOMPUTE, arm) if number % 2 else (arm, RECOMPUTE)):
                 reply = self.engine.answer(name, shared, 1)
                 reason = objection(reply, shared, 1, self.checkpoint, self.arms[name].profile)
                 if reason is not None:
                     self.recorder.add(self._rejected(dataset, item, arm, name, reason))
                     return
-                record = self._record(dataset, item, first + turn, name, shared, reply)
-                records.append(record.model_copy(update={"position": position, "state": state, "warmup": warmup}))
+                records.append(
+                    Timing(
+                        run=self.recorder.run.run,
+                        dataset=dataset,
+                        item=item,
+                        pair=first + number,
+                        warmup=turn.warmup,
+                        position=position,
+                        arm=name,
+                        state=turn.state,
+                        prompt_tokens=len(shared),
+                        prompt_sha256=shared.sha256,
+                        ttft_request_s=reply.ttft_request_s,
+                        ttft_forward_s=reply.ttft_forward_s,
+                        report=slim(reply.report) | {"documents": [dict(one) for one in reply.report["documents"]]},
+                    )
+                )
         for record in records:
             self.recorder.add(record)
-
-    def _record(self, dataset: str, item: str, pair: int, arm: str, prompt: Encoded, reply: Reply) -> Timing:
-        return Timing(
-            run=self.recorder.run.run,
-            dataset=dataset,
-            item=item,
-            pair=pair,
-            warmup=False,
-            position=0,
-            arm=arm,
-            state="hot",
-            prompt_tokens=len(prompt),
-            prompt_sha256=prompt.sha256,
-            ttft_request_s=reply.ttft_request_s,
-            ttft_forward_s=reply.ttft_forward_s,
-            report=slim(reply.report),
-        )
 
     def _rejected(self, dataset: str, item: str, arm: str, ran: str, reason: str) -> Rejected:
         beside = "" if ran == arm else f"{ran} beside it "
@@ -128,5 +130,3 @@ def measured(records: Sequence[object], dataset: str, arm: str, state: State = "
         if isinstance(one, Timing) and one.dataset == dataset and one.state == state and not one.warmup:
             sides.setdefault((one.run, one.item, one.pair), {})[one.arm] = one.ttft_request_s
     return [side[RECOMPUTE] / side[arm] for side in sides.values() if side.keys() == {RECOMPUTE, arm}]
-
-

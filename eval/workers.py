@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,6 +21,7 @@ from redknot.errors import RedKnotError
 
 Cluster = Sequence[Question]
 Answered = tuple[Cluster, list[list[Outcome]]]
+Answering = Callable[[Iterable[Cluster]], Iterator[Answered]]
 _AHEAD = 2  # clusters a worker that wait for it: it never idles, and prompts are not all in memory
 
 
@@ -40,22 +40,31 @@ class Opening:
         return open_engine(self.engine, self.checkpoint, self.store, self.arms, self.tp)
 
 
-def answered(opening: Opening, clusters: Iterable[Cluster], checkpoint: str, workers: int) -> Iterator[Answered]:
-    """The outcomes of clusters, in whatever order they end. ``checkpoint`` is the digest that every arm must name."""
-    if workers == 1:
-        with closing(opening.open()) as engine:
-            for cluster in clusters:
-                yield cluster, ask_all(engine, opening.arms, cluster, checkpoint)
-        return
-    threads = max(1, (os.cpu_count() or 1) // workers)
-    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    with ProcessPoolExecutor(workers, context, _start, (opening, threads)) as pool:
-        try:
-            yield from _spread(pool, clusters, checkpoint, workers * _AHEAD)
-        except BrokenProcessPool:
-            raise RedKnotError("a worker ended; the same command goes on from there, with fewer --workers") from None
-        finally:
-            pool.shutdown(cancel_futures=True)
+def answered_here(engine: ArmEngine, arms: Mapping[str, Arm], checkpoint: str) -> Answering:
+    """Over an engine of this process. ``checkpoint`` is the digest that every arm must name."""
+
+    def run(clusters: Iterable[Cluster]) -> Iterator[Answered]:
+        for cluster in clusters:
+            yield cluster, ask_all(engine, arms, cluster, checkpoint)
+
+    return run
+
+
+def answered_by_processes(opening: Opening, checkpoint: str, workers: int) -> Answering:
+    """Over an engine in each of several processes, in whatever order clusters end."""
+
+    def run(clusters: Iterable[Cluster]) -> Iterator[Answered]:
+        threads = max(1, (os.cpu_count() or 1) // workers)
+        context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+        with ProcessPoolExecutor(workers, context, _start, (opening, threads)) as pool:
+            try:
+                yield from _spread(pool, clusters, checkpoint, workers * _AHEAD)
+            except BrokenProcessPool:
+                raise RedKnotError("a worker ended; the same command goes on, with fewer --workers maybe") from None
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    return run
 
 
 def _spread(pool: ProcessPoolExecutor, clusters: Iterable[Cluster], checkpoint: str, ahead: int) -> Iterator[Answered]:
