@@ -17,7 +17,7 @@ from redknot.model.profile import SHIPPED, Profile
 
 def shares_prefixes(profile: Profile) -> bool:
     """Whether an arm is the exact prefix cache: the server's own, with reuse off."""
-    return bool(getattr(profile, "prefix_cache", False))
+    return profile.prefix_cache
 
 
 def check_servable(arms: Mapping[str, Arm]) -> None:

@@ -20,6 +20,7 @@ from redknot.cli.common import (
     table,
 )
 from redknot.cli.printable import printable
+from redknot.model.profile import DENSE
 from redknot.runtime.engine import Engine, Result
 from redknot.runtime.report import DocumentReport
 
@@ -86,8 +87,8 @@ def _documents(documents: Sequence[DocumentReport]) -> str:
 
 
 def _ratio(results: dict[str, Result]) -> float | None:
-    """Recompute TTFT over reuse TTFT; None unless both ran and the reuse arm really reused."""
-    if len(results) < 2 or results["reuse"].report.arm != "reuse":
+    """Recompute TTFT over reuse TTFT; None unless both ran and the reuse arm ran otherwise than recompute does."""
+    if len(results) < 2 or (results["reuse"].report.arm == DENSE and not results["reuse"].report.cached_tokens):
         return None
     return results["recompute"].report.ttft_request_s / results["reuse"].report.ttft_request_s
 

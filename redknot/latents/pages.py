@@ -22,6 +22,7 @@ from redknot.latents.handles import Handle, PoolFullError, Run
 from redknot.latents.segment import Segment, get_windows, put_windows
 from redknot.latents.session import CompressorTail, Session
 from redknot.latents.space import LatentSpace
+from redknot.latents.workspace import Workspace
 
 Place = tuple[int, int]  # a block: request position of its segment's first token, its number there
 
@@ -112,6 +113,20 @@ class Pages:
             record = self._pages[page]
             found |= zip(record.places, self._store.handles(record.blocks), strict=True)
         return found
+
+    def begin(self, memory: Workspace, pages: Sequence[int], capacity: int, tokens: int | None = None) -> Session:
+        """A session of one open segment that holds the tokens of kept pages and goes on from there.
+
+        It has room for ``capacity`` tokens, with ``tokens`` in blocks for so many only until it grows. PoolFullError or
+        ArenaFullError without it.
+        """
+        segment = Segment(0, 0, 0, closed=False)
+        memory.allocate(segment, capacity, tokens=tokens, shared=list(self.blocks(pages).values()))
+        session = memory.session([segment])
+        segment.end = len(pages) * self._space.geometry.block_length
+        if pages:
+            self.restore(pages[-1], session)
+        return session
 
     def restore(self, page: int, session: Session) -> None:
         """Put the state at the end of a page into a session that goes on from there."""

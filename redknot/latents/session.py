@@ -76,6 +76,11 @@ class Session:
             if segment.pending is not None:
                 segment.pending.fill(layer)
 
+    def mark_pages(self, lo: int, hi: int) -> None:
+        """Ask the next forward for the tails at the ends of the pages that rows [lo, hi) complete."""
+        size = self.memory_space().geometry.block_length
+        self.boundaries = tuple(range((lo // size + 1) * size, hi + 1, size))
+
     def keep_tail(self, layer: int, positions: Tensor, raw: Sequence[Tensor], index: Tensor) -> None:
         """Replace a layer's tail by rows ``index`` [t] of ``raw`` (as ``TailRows``), at request ``positions`` [t]."""
         room = self.tail_rows[layer]

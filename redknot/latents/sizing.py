@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 from redknot.config import LATENT_ARENA_BYTES, LATENT_BYTES, LatentSettings
@@ -69,6 +70,21 @@ def store_config(layout: ModelLayout, settings: LatentSettings) -> StoreConfig:
         arenas=settings.arenas,
         eviction=settings.eviction,
     )
+
+
+def state_blocks(geometry: Geometry) -> int:
+    """Blocks that the state at the end of one page takes: a window of every layer and the longest tails."""
+    layout = model_layout(geometry, FP32)
+    nbytes = geometry.window * window_bytes(layout) + tail_bytes(layout)
+    return -(-nbytes // slot_bytes(layout))
+
+
+def sized_for_pages(geometry: Geometry, settings: LatentSettings) -> LatentSettings:
+    """Where the settings leave the device pool open, as large as usual for pages, each of which has a state."""
+    if settings.device_bytes is not None:
+        return settings
+    usual = store_config(model_layout(geometry, FP32), settings).device_bytes
+    return replace(settings, device_bytes=usual * (1 + state_blocks(geometry)))
 
 
 def sized_for(geometry: Geometry, lengths: Sequence[int]) -> LatentSettings:

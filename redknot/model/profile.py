@@ -12,6 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from redknot.errors import ConfigError
 from redknot.model.geometry import Geometry
 
+REUSE, DENSE, FAN_OUT = "reuse", "dense", "fan-out"
+ARMS = (REUSE, DENSE, FAN_OUT)
+"""What a request ran as: rows read from artifacts; every row as recompute runs it; every row with fewer experts."""
+
 
 class Treatment(StrEnum):
     """What a row does in a layer."""
@@ -71,8 +75,9 @@ class Profile(_Frozen):
     selector: Selector = Selector.INDEXER
     deviation_layer: Annotated[int, Field(ge=0)] = 4  # whose latents the selector "deviation" compares
     budget: Annotated[float, Field(ge=0, le=1)] = 0.10  # Active rows as a share of the candidates
-    fan_out: FanOutPolicy | None = None
+    fan_out: FanOutPolicy | None = None  # of the middle layers, whichever rows run in them
     global_heads: tuple[Annotated[int, Field(ge=0)], ...] = (0,)  # positions within each output group
+    prefix_cache: bool = False  # keep the exact latents of earlier requests' prefixes
 
     @model_validator(mode="after")
     def _possible(self) -> Profile:
@@ -96,7 +101,16 @@ class Profile(_Frozen):
             raise ValueError("global+z needs at least one fence layer: the last layer keeps no Z_L")
         if not self.global_heads or len(set(self.global_heads)) != len(self.global_heads):
             raise ValueError("global_heads must name distinct positions, at least one")
+        if self.prefix_cache and self.arm != DENSE:
+            raise ValueError("prefix_cache needs middle_idle full and no fan_out: other latents are not a prefix's own")
         return self
+
+    @property
+    def arm(self) -> str:
+        """What a report calls a request that ran as the profile says: one of ``ARMS``."""
+        if self.reuses:
+            return REUSE
+        return DENSE if self.fan_out is None else FAN_OUT
 
     @property
     def reuses(self) -> bool:

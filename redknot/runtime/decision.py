@@ -43,6 +43,11 @@ def check_profile(profile: Profile, geometry: Geometry) -> None:
     """
     if not profile.reuses:
         raise Refused(RequestReason.REUSE_OFF, f"profile {profile.name} reuses nothing")
+    check_fit(profile, geometry)
+
+
+def check_fit(profile: Profile, geometry: Geometry) -> None:
+    """Raise Refused for a profile that this geometry cannot run."""
     problem = misfit(profile, geometry)
     if problem:
         raise Refused(RequestReason.UNSUPPORTED_MODEL, f"profile {profile.name} does not fit the model: {problem}")

@@ -16,21 +16,24 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from redknot.artifact.store import ArtifactStore
 from redknot.comm.group import Group
 from redknot.config import load_settings
 from redknot.errors import ConfigError, InputError, RequestReason, ReuseUnavailableError, StoreError
 from redknot.latents.session import Session
+from redknot.latents.sizing import sized_for_pages
 from redknot.latents.space import LatentSpace
-from redknot.model.profile import Profile, Treatment, load_profile
+from redknot.model.profile import FAN_OUT, Profile, Treatment, load_profile
 from redknot.plan.planner import Span
+from redknot.plan.rows import Rows
 from redknot.runtime.agreement import Agreement
 from redknot.runtime.counters import Counters
+from redknot.runtime.decision import check_fit
 from redknot.runtime.ledger import recompute_flops, recompute_row_layers
 from redknot.runtime.library import Library, Refused
 from redknot.runtime.loaded import Loaded, load
 from redknot.runtime.metrics import Metrics
-from redknot.runtime.prefill import dense_session, greedy, prefill
+from redknot.runtime.prefill import dense_session, greedy, prefill, prefill_pages
+from redknot.runtime.prefix import PrefixCache
 from redknot.runtime.progress import Request
 from redknot.runtime.reading import Reading
 from redknot.runtime.report import Report, make_report
@@ -89,30 +92,34 @@ class Engine:
         geometry = self.model.geometry
         self.profile = profile if isinstance(profile, Profile) else load_profile(profile)
         self.metrics = metrics if metrics is not None else Metrics()
-        self.latents = LatentSpace(geometry, load_settings().latents, cost=partial(recompute_flops, geometry))
+        settings = load_settings().latents
+        if self.profile.prefix_cache:
+            settings = sized_for_pages(geometry, settings)
+        self.latents = LatentSpace(geometry, settings, cost=partial(recompute_flops, geometry))
         self.metrics.watch("latents", self.latents.store.counters)
         self.metrics.watch_books(self.latents.store.books)
         self._namespace = namespace
+        self._prefixes = self._prefix_cache() if self.profile.prefix_cache else None
         self._one_at_a_time = threading.Lock()
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="redknot-read")
-        library, unavailable = None, "no store was given"
-        if store is not None:
-            library, unavailable = self._open(Path(store), namespace)
+        library, unavailable = (None, "no store was given") if store is None else self._open(Path(store))
         self._agreement = Agreement(library, unavailable, self.profile, self.model.group, self.metrics)
 
-    def _open(self, store: Path, namespace: str) -> tuple[Library | None, str]:
+    def _open(self, store: Path) -> tuple[Library | None, str]:
         """The documents of a store, or None and why there are none."""
         try:
-            opened = ArtifactStore(store)
+            library = self.loaded.library(store, self._namespace, self.profile.needs())
         except StoreError as error:
             _log.warning("every request will run dense: %s", error)
             return None, str(error)
-        identity, geometry, shard = self.loaded.identity, self.model.geometry, self.model.group.shard
-        library = Library(opened, identity, geometry, (namespace,), self.profile.needs(), shard)
-        counts = library.index.counters
-        self.metrics.watch("store", lambda: opened.counters)
-        self.metrics.watch("index", lambda: counts)
+        self.metrics.watch("store", lambda: library.store.counters)
+        self.metrics.watch("index", lambda: library.index.counters)
         return library, ""
+
+    def _prefix_cache(self) -> PrefixCache:
+        cache = PrefixCache(self.latents, self._namespace)
+        self.metrics.watch("prefix_pages", lambda: cache.counters)
+        return cache
 
     def generate(
         self,
@@ -132,7 +139,8 @@ class Engine:
         exact; BOS is put in front). ``spans`` names the documents
         inside ``token_ids`` as [start, end) and nothing else is searched; a ``Span`` may say which artifact it is, and
         is new text when this namespace has no such artifact. ``reuse`` "required" raises ReuseUnavailableError instead
-        of running dense. Raises InputError for a malformed request, and StoreError, before anything runs, for one that
+        of running dense; "off" runs every row of the prompt as recompute does, whatever the profile, and leaves nothing
+        in a prefix cache. Raises InputError for a malformed request, and StoreError, before anything runs, for one that
         needs more room for latents than there is.
         """
         started = time.perf_counter()
@@ -157,6 +165,8 @@ class Engine:
         """Write cached latents to the disk tier, if there is one, and end; StoreError if the disk does not answer."""
         with self._one_at_a_time:
             self._threads.shutdown(cancel_futures=True)
+            if self._prefixes is not None:
+                self._prefixes.clear()
             self.latents.close()
 
     def _answer(self, request: Request, reuse: str, room: int, stop_at_eos: bool) -> Result:
@@ -169,13 +179,20 @@ class Engine:
             if document.reason is not None:
                 _log.info("document at token %d is new text: %s", document.start, document.reason)
         self.metrics.observe(report)
+        if self._prefixes is not None and reuse != "off":
+            self._prefixes.keep(session, request.token_ids)
         tokens = greedy(self.model, session, first, room, self.model.geometry.eos_token_ids if stop_at_eos else ())
         return Result(self.tokenizer.decode(tokens), tuple(tokens), report, logits.clone())  # free of inference mode
 
     def _first_logits(self, request: Request, reuse: str, room: int) -> tuple[Tensor, Session]:
-        """Prefill, reusing if everything holds on every rank."""
+        """Prefill as the profile says, if everything holds on every rank; else dense."""
         if reuse == "off":
             request.refuse(RequestReason.REUSE_OFF, "reuse was turned off for this request")
+        elif self.profile.arm == FAN_OUT and reuse == "auto":
+            try:
+                return self._thinned(request, room)
+            except Refused as refused:
+                request.refuse(refused.reason, refused.detail)
         else:
             sources = self._agreed_sources(request)
             if request.reason is None and (found := self._read_and_reuse(request, sources, room)) is not None:
@@ -185,10 +202,31 @@ class Engine:
             assert request.reason is not None  # whatever leads here has named one
             self.metrics.refused(request.reason)
             raise ReuseUnavailableError(f"reuse is required but not possible: {request.reason} ({request.detail})")
+        return self._dense(request, room, None if reuse == "off" else self._prefixes)
+
+    def _dense(self, request: Request, room: int, prefixes: PrefixCache | None) -> tuple[Tensor, Session]:
+        """First logits with every row run that no prefix cache has."""
         started = time.perf_counter()
-        ids = request.token_ids
-        session = dense_session(request.workspace_of(self.latents, self._namespace), len(ids), len(ids) + room)
-        logits = prefill(self.model, [session], [ids], request.counters)[0]
+        ids, memory = request.token_ids, request.workspace_of(self.latents, self._namespace)
+        if prefixes is None:
+            session = dense_session(memory, len(ids), len(ids) + room)
+            logits = prefill(self.model, [session], [ids], request.counters)
+        else:
+            session = prefixes.begin(memory, ids, len(ids) + room)
+            request.cached = session.length
+            logits = prefill_pages(self.model, session, ids, request.counters)
+        request.wall["ttft_forward_s"] = time.perf_counter() - started
+        return logits[0], session
+
+    def _thinned(self, request: Request, room: int) -> tuple[Tensor, Session]:
+        """First logits with every row run, in the middle layers by as many experts as the profile's policy leaves."""
+        check_fit(self.profile, self.model.geometry)
+        started = time.perf_counter()
+        ids, memory = request.token_ids, request.workspace_of(self.latents, self._namespace)
+        session = dense_session(memory, len(ids), len(ids) + room)
+        every, none = torch.ones(len(ids), dtype=torch.bool), torch.zeros(len(ids), dtype=torch.bool)
+        rows = Rows(len(ids), every, none)
+        logits = prefill_reusing(self.model, session, (), rows, ids, self.profile, request.counters)
         request.wall["ttft_forward_s"] = time.perf_counter() - started
         return logits, session
 

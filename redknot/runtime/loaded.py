@@ -9,11 +9,13 @@ from pathlib import Path
 import torch
 
 from redknot.artifact.identity import ModelIdentity
+from redknot.artifact.store import ArtifactStore
 from redknot.comm.group import Group, OneProcess
 from redknot.config import load_settings
 from redknot.model.checkpoint import load_model
 from redknot.model.tokenizer import Tokenizer, load_tokenizer
 from redknot.runtime.identity import model_identity
+from redknot.runtime.library import Library
 from redknot.runtime.model import Model
 
 DTYPE = torch.float32  # the CPU runs and stores float32
@@ -35,6 +37,11 @@ class Loaded:
     def identity(self) -> ModelIdentity:
         """What artifacts are bound to; CheckpointError when weights or tokenizer cannot be read."""
         return model_identity(self.checkpoint, self.model.geometry, DTYPE, load_settings().cache_dir)
+
+    def library(self, store: Path, namespace: str, needs: tuple[str, ...]) -> Library:
+        """The documents of a store that a namespace has and that meet ``needs``; StoreError if it cannot be opened."""
+        opened, shard = ArtifactStore(store), self.model.group.shard
+        return Library(opened, self.identity, self.model.geometry, (namespace,), needs, shard)
 
 
 def load(checkpoint: str | Path, group: Group | None = None) -> Loaded:

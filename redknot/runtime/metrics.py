@@ -9,12 +9,12 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from redknot.errors import DocumentReason, RequestReason
 from redknot.latents.books import Book
+from redknot.model.profile import ARMS
 from redknot.runtime.counters import Counters
 from redknot.runtime.families import Families, Family
 from redknot.runtime.ledger import Ledgers
 from redknot.runtime.watched import Publisher, PublishFirst, Watched
 
-ARMS = ("reuse", "dense")
 REUSED = "reused"
 REQUEST_DENSE = "request_dense"  # nothing was wrong with the document; the whole request ran dense
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -61,6 +61,34 @@ def prefill(
         for n, row in zip(finishing, out, strict=True):
             logits[live[n]] = row
     return torch.stack([row for row in logits if row is not None])
+
+
+@torch.inference_mode()
+def prefill_pages(
+    model: Model,
+    session: Session,
+    token_ids: Tensor,
+    counters: Counters,
+    *,
+    final: bool = True,
+    after_chunk: Callable[[], None] = lambda: None,
+) -> Tensor:
+    """Run the rows of ``token_ids`` [n] that a session of one segment does not hold yet, in chunks as ``prefill`` does.
+
+    At the end of every page that a chunk completes the tails are left, until ``boundary_tails`` is cleared. Returns the
+    last row's logits [1, vocab], or [0, vocab] where rows follow that are not ``final``.
+    """
+    segment, logits = session.segments[-1], torch.empty(0, model.geometry.vocab_size)
+    for lo in range(segment.end, len(token_ids), CHUNK_ROWS):
+        hi = min(lo + CHUNK_ROWS, len(token_ids))
+        segment.end = hi
+        session.mark_pages(lo, hi)
+        rows = RowSet(model.geometry, (session,), (torch.arange(lo, hi),))
+        wanted = torch.tensor([hi - lo - 1] if hi == len(token_ids) and final else [], dtype=torch.int64)
+        stage = Stage(range(model.geometry.num_layers), rows, token_ids[lo:hi], go_on=wanted)
+        logits = forward(model, [stage], counters)
+        after_chunk()
+    return logits
 
 
 @torch.inference_mode()

@@ -30,6 +30,7 @@ class Request:
     counters: Counters = field(default_factory=Counters)
     plan: Plan | None = None
     rows: Rows | None = None
+    cached: int = 0  # tokens at the start that a prefix cache had
     certified: int = 0  # certificates that held
     vote: int = 0  # stands for what would be read
     reason: RequestReason | None = None

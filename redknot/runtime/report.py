@@ -7,7 +7,7 @@ from typing import Any
 
 from redknot.errors import DocumentReason, RequestReason
 from redknot.latents.workspace import Held
-from redknot.model.profile import Profile
+from redknot.model.profile import DENSE, Profile
 from redknot.plan.planner import Plan
 from redknot.plan.rows import Rows
 from redknot.runtime.counters import Counters
@@ -39,10 +39,10 @@ class DocumentReport:
 class Report:
     """One request. Counters were written by the code that did the work; the prefill alone, decode not included."""
 
-    arm: str  # "reuse" or "dense"
+    arm: str  # of ``ARMS``: "reuse", "dense", or "fan-out", every row with fewer experts in the middle layers
     profile: str
     profile_digest: str
-    reason: RequestReason | None  # why the request ran dense; None when it reused
+    reason: RequestReason | None  # why the request ran dense; None when it ran as its profile says
     detail: str  # one line for people, e.g. the differing identity fields
     prompt_tokens: int
     cached_tokens: int  # of these, at the start, what a prefix cache had
@@ -52,7 +52,7 @@ class Report:
     documents: tuple[DocumentReport, ...]
     counters: Counters
     ledgers: Ledgers
-    bounds: Bounds | None  # what the rows that ran allow to save; None of a dense request, which skipped nothing
+    bounds: Bounds | None  # what the rows that ran allow to save; None where none was skipped: of the other two arms
     latents: Held  # what the request held of the latent store behind its prefill: shared, copied and fresh blocks
     ttft_forward_s: float  # prefill entry to first token
     ttft_request_s: float  # call to first token: match, load, vote and probe included
@@ -72,15 +72,15 @@ class Report:
         return out
 
 
-def make_report(model: Model, profile: Profile, request: Request, cached: int = 0) -> Report:
-    """The report of a request whose prefill has ended; a prefix cache had its first ``cached`` rows."""
+def make_report(model: Model, profile: Profile, request: Request) -> Report:
+    """The report of a request whose prefill has ended."""
     assert request.workspace is not None
-    geometry, shard, ran = model.geometry, model.group.shard, request.counters
+    geometry, shard, ran, cached = model.geometry, model.group.shard, request.counters, request.cached
     rows = request.rows if request.reason is None else None  # those of a reusing prefill
     documents = document_reports(request.plan, rows, cached)
     total = len(request.token_ids)
     return Report(
-        arm="dense" if rows is None else "reuse",
+        arm=profile.arm if request.reason is None else DENSE,
         profile=profile.name,
         profile_digest=profile.digest(),
         reason=request.reason,

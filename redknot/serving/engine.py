@@ -243,7 +243,7 @@ class ServingEngine:
         served.reported = True
         served.request.wall["ttft_request_s"] = time.perf_counter() - served.request.started
         profile = served.agreement.profile if served.agreement is not None else self.profile
-        report = make_report(self.model, profile, served.request, served.cached)
+        report = make_report(self.model, profile, served.request)
         self.metrics.observe(report)
         assert isinstance(outcome.reports, dict)
         outcome.reports[piece.request_id] = report.to_dict()

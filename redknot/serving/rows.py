@@ -23,7 +23,7 @@ from redknot.runtime.layout import RowSet
 from redknot.runtime.ledger import recompute_flops
 from redknot.runtime.library import Refused
 from redknot.runtime.model import Model
-from redknot.runtime.prefill import CHUNK_ROWS
+from redknot.runtime.prefill import CHUNK_ROWS, prefill_pages
 from redknot.runtime.restore import restored_session, segmented_session
 from redknot.runtime.reuse import Stages, choose_rows, require_copies, written_early
 from redknot.runtime.windows import rebuild_windows
@@ -101,16 +101,10 @@ class RowRunner:
         """One segment, its first rows from pages; on a branch no page is exact, and none is kept."""
         request = served.request
         served.keeps_pages = served.branch == served.exact
-        segment = Segment(0, 0, 0, closed=False)
-        pages = self._usable(piece, [segment]) if served.keeps_pages else []
+        pages = self._usable(piece, [Segment(0, 0, 0, closed=False)]) if served.keeps_pages else []
         memory = request.workspace_of(self._space, _NAMESPACE)
-        shared = list(self._pages.blocks(pages).values())
-        memory.allocate(segment, self._context, tokens=len(request.token_ids), shared=shared)
-        served.session = memory.session([segment])
-        segment.end = len(pages) * self._size
-        if pages:
-            self._pages.restore(pages[-1], served.session)
-        served.at = segment.end
+        served.session = self._pages.begin(memory, pages, self._context, len(request.token_ids))
+        served.at = served.session.length
         self._count_cached(served)
 
     def _give_up_reuse(self, served: Served) -> None:
@@ -186,23 +180,18 @@ class RowRunner:
 
     def _count_cached(self, served: Served) -> None:
         if not served.reported:
-            served.cached = served.at
+            served.request.cached = served.at
 
     def _dense(self, served: Served, piece: Piece) -> Tensor | None:
         session, request = served.session, served.request
         assert session is not None
-        logits = None
-        layers = range(self._model.geometry.num_layers)
-        for lo in range(served.at, piece.stop, CHUNK_ROWS):
-            hi = min(lo + CHUNK_ROWS, piece.stop)
-            session.segments[-1].end = hi
-            rows = RowSet(self._model.geometry, (session,), (torch.arange(lo, hi),))
-            wanted = torch.tensor([hi - lo - 1] if hi == piece.stop and piece.final else [], dtype=torch.int64)
-            stage = Stage(layers, rows, request.token_ids[lo:hi], go_on=wanted)
-            self._mark(session, lo, hi)
-            logits = forward(self._model, [stage], request.counters)
+
+        def keep() -> None:
             self._keep(served, session, piece)
-        return logits[-1] if logits is not None and len(logits) else None
+
+        ids = request.token_ids[: piece.stop]
+        logits = prefill_pages(self._model, session, ids, request.counters, final=piece.final, after_chunk=keep)
+        return logits[-1] if len(logits) else None
 
     def _reusing(self, served: Served, stages: Stages, piece: Piece) -> Tensor | None:
         session, request = served.session, served.request
@@ -211,7 +200,7 @@ class RowRunner:
         inner = [edge for edge in stages.edges(CHUNK_ROWS) if served.at < edge < piece.stop]
         edges = [served.at, *inner, piece.stop]
         for lo, hi in pairwise(edges):
-            self._mark(session, lo, hi)
+            session.mark_pages(lo, hi)
             if bool(stages.anywhere[lo:hi].any()):
                 logits = forward(self._model, stages.of(lo, hi), request.counters)
             self._keep(served, session, piece)
@@ -237,7 +226,7 @@ class RowRunner:
             session = one.session
             assert session is not None
             session.segments[-1].end += 1
-            self._mark(session, piece.start, piece.stop)
+            session.mark_pages(piece.start, piece.stop)
             sessions.append(session)
         positions = tuple(torch.tensor([piece.start]) for piece in pieces)
         rows = RowSet(self._model.geometry, tuple(sessions), positions)
@@ -251,17 +240,12 @@ class RowRunner:
 
     # Pages.
 
-    def _mark(self, session: Session, lo: int, hi: int) -> None:
-        """Ask the next forward for the tails at the ends of the pages that rows [lo, hi) complete."""
-        session.boundary_tails.clear()
-        session.boundaries = tuple(range((lo // self._size + 1) * self._size, hi + 1, self._size))
-
     def _keep(self, served: Served, session: Session, piece: Piece) -> None:
         """Keep the pages that were just completed; without room for one, whoever looks for it runs its rows again."""
-        if not served.keeps_pages or not session.boundaries:
-            return
-        session.require(self._model.geometry.num_layers - 1)  # where no row ran, nothing has asked for it yet
-        for end in session.boundaries:
+        ends = session.boundaries if served.keeps_pages else ()
+        if ends:
+            session.require(self._model.geometry.num_layers - 1)  # where no row ran, nothing has asked for it yet
+        for end in ends:
             for layer, tail in session.tails.items():
                 # No row of these pages ran in the layer, so its tail is what it was.
                 if layer not in session.boundary_tails.get(end, {}):
@@ -269,3 +253,4 @@ class RowRunner:
                     session.keep_boundary(layer, end, tail.positions, tail.raw, everything)
             with suppress(PoolFullError):
                 self._pages.keep(piece.pages[end // self._size - 1], session, end)
+        session.boundary_tails.clear()

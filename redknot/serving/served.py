@@ -28,7 +28,6 @@ class Served:
     session: Session | None = None
     stages: Stages | None = None  # of a prefill that reuses
     at: int = 0  # rows [0, at) are in the session
-    cached: int = 0  # of these, those it did not run: taken from pages
     keeps_pages: bool = True
     prefilled: bool = False
     reported: bool = False

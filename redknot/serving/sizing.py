@@ -7,18 +7,11 @@ from dataclasses import replace
 from redknot.config import LatentSettings
 from redknot.latents.formats import FP32
 from redknot.latents.layout import model_layout
-from redknot.latents.sizing import arena_bytes, slot_bytes, store_config, tail_bytes, window_bytes
+from redknot.latents.sizing import arena_bytes, slot_bytes, state_blocks, store_config
 from redknot.model.geometry import Geometry
 
 _SCRATCH_ARENAS = 4  # a probe, its scratch session, windows that are rebuilt, and one to spare
 _SEGMENTS = 4096  # of a request, each of which may lose an alignment
-
-
-def state_blocks(geometry: Geometry) -> int:
-    """Blocks that the state at the end of one page takes: a window of every layer and the longest tails."""
-    layout = model_layout(geometry, FP32)
-    nbytes = geometry.window * window_bytes(layout) + tail_bytes(layout)
-    return -(-nbytes // slot_bytes(layout))
 
 
 def serving_settings(
