@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from eval.arms import find_arms
+from eval.arms import Arm, find_arms
 from eval.encoder import Encoder
 from eval.engines.opening import EMBEDDED, parse_engine
 from eval.harness import run
@@ -32,8 +32,8 @@ QUALITY, TIMING = "quality", "timing"
 Sets = Callable[[argparse.Namespace, Path, Encoder], tuple[Sequence[DataSet], Sequence[DataSet]]]
 
 
-def make_parser(tool: str, description: str) -> argparse.ArgumentParser:
-    """The arguments of all tools."""
+def base_parser(tool: str, description: str) -> argparse.ArgumentParser:
+    """The arguments of all tools that run arms."""
     parser = argparse.ArgumentParser(prog=f"python -m eval.{tool}", description=description, allow_abbrev=False)
     add = parser.add_argument
     add("--model", default="nano", help="folder of a DeepSeek-V4 checkpoint (default: %(default)s, which comes along)")
@@ -43,33 +43,40 @@ def make_parser(tool: str, description: str) -> argparse.ArgumentParser:
     add("--store", type=Path, help="artifact store (default: store, in --out)")
     text = "profiles by name or file, separated by commas; recompute is always one (default: %(default)s)"
     add("--arms", default="rowsparse,turbo", help=text)
+    add("--tp", type=at_least(1), default=1, help="tensor-parallel ranks of started servers (default: %(default)s)")
+    add("--dry-run", action="store_true", help="say what a run from nothing would do, and write nothing")
+    add("--json", action="store_true", help="print one JSON document on stdout")
+    return parser
+
+
+def make_parser(tool: str, description: str) -> argparse.ArgumentParser:
+    """The arguments of all tools that ask questions."""
+    parser = base_parser(tool, description)
+    add = parser.add_argument
     add("--engine", default=EMBEDDED, metavar="embedded|sglang[=URL]", help="what answers (default: %(default)s)")
-    add("--tp", type=_at_least(1), default=1, help="tensor-parallel ranks of started servers (default: %(default)s)")
-    add("--limit", type=_at_least(1), help="items of each data set, the first ones (default: all)")
+    add("--limit", type=at_least(1), help="items of each data set, the first ones (default: all)")
     add("--only", choices=(QUALITY, TIMING), help="one of the two (default: both)")
-    add("--pairs", type=_at_least(MIN_PAIRS), default=MIN_PAIRS, help="measured pairs an arm (default: %(default)s)")
-    add("--warmup", type=_at_least(MIN_WARMUP), default=MIN_WARMUP, help="pairs before them (default: %(default)s)")
+    add("--pairs", type=at_least(MIN_PAIRS), default=MIN_PAIRS, help="measured pairs an arm (default: %(default)s)")
+    add("--warmup", type=at_least(MIN_WARMUP), default=MIN_WARMUP, help="pairs before them (default: %(default)s)")
     add(
         "--workers",
-        type=_at_least(1),
+        type=at_least(1),
         default=1,
         help="processes that answer and share the cores; times are taken by one",
     )
-    add("--dry-run", action="store_true", help="say what a run from nothing would do, and write nothing")
-    add("--json", action="store_true", help="print one JSON document on stdout")
     return parser
 
 
 def add_timed_items(parser: argparse.ArgumentParser) -> None:
     """--timed-items, of data sets that are files."""
     text = "items of each data set that are timed, the first ones with documents (default: %(default)s)"
-    parser.add_argument("--timed-items", type=_at_least(1), default=2, help=text)
+    parser.add_argument("--timed-items", type=at_least(1), default=2, help=text)
 
 
 def add_document_tokens(parser: argparse.ArgumentParser) -> None:
     """--document-tokens, of contexts without documents of their own."""
     text = "tokens of the documents into which contexts without markers are split (default: %(default)s)"
-    parser.add_argument("--document-tokens", type=_at_least(1), default=512, help=text)
+    parser.add_argument("--document-tokens", type=at_least(1), default=512, help=text)
 
 
 def main(
@@ -80,17 +87,22 @@ def main(
     ``sets`` makes the data sets of quality and of timing; ``fixed`` names the options that its results depend on.
     """
     args = parser.parse_args(argv)
+    return guarded(parser.prog, lambda: _run(tool, args, sets, fixed))
+
+
+def guarded(prog: str, run: Callable[[], int]) -> int:
+    """The exit code of ``run``; what goes wrong becomes one line and 2, an interrupt 130."""
     try:
-        return _run(tool, args, sets, fixed)
+        return run()
     except RedKnotError as error:
-        print(f"{parser.prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+        print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return EXIT_REFUSED
     except OSError as error:
         where = f" {printable(str(error.filename))}:" if error.filename else ""
-        print(f"{parser.prog}: error:{where} {printable(error.strerror or str(error))}", file=sys.stderr)
+        print(f"{prog}: error:{where} {printable(error.strerror or str(error))}", file=sys.stderr)
         return EXIT_REFUSED
     except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted; the same command goes on from there", file=sys.stderr)
+        print(f"{prog}: interrupted; the same command goes on from there", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
@@ -101,7 +113,7 @@ def _run(tool: str, args: argparse.Namespace, sets: Sets, fixed: Sequence[str]) 
         _print_sizes(args, sizes(plan), plan)
         return 0
     opening = plan.opening
-    options = {name: _plain(value) for name, value in vars(args).items() if name not in ("json", "dry_run")}
+    options = {name: plain(value) for name, value in vars(args).items() if name not in ("json", "dry_run")}
     engine, _ = parse_engine(args.engine)
     found = make_run(tool, opening.checkpoint, opening.arms, options, engine=engine, tp=args.tp)
     recorder = Recorder(args.out, found, fixed)
@@ -121,16 +133,27 @@ def _run(tool: str, args: argparse.Namespace, sets: Sets, fixed: Sequence[str]) 
     return EXIT_REJECTED if rejected else 0
 
 
-def _plan(args: argparse.Namespace, sets: Sets) -> Plan:
-    checkpoint = find_checkpoint(args.model)
+def named_checkpoint(given: str) -> Path:
+    """The folder of --model; ConfigError without one."""
+    checkpoint = find_checkpoint(given)
     if checkpoint is None:
-        raise ConfigError(f"--model {args.model}: no such folder; nothing is downloaded")
+        raise ConfigError(f"--model {given}: no such folder; nothing is downloaded")
+    return checkpoint
+
+
+def named_arms(given: str) -> dict[str, Arm]:
+    """The arms of --arms, recompute first; ConfigError for one that is not to be found."""
+    return find_arms(name for name in given.split(",") if name)
+
+
+def _plan(args: argparse.Namespace, sets: Sets) -> Plan:
+    checkpoint = named_checkpoint(args.model)
     engine, _ = parse_engine(args.engine)
     if args.workers > 1 and engine != EMBEDDED:
         raise ConfigError(f"--workers {args.workers}: a server answers one request after the other here; leave it at 1")
     if args.workers > (os.cpu_count() or 1):
         raise ConfigError(f"--workers {args.workers}: this machine has {os.cpu_count()} cores")
-    arms = find_arms(name for name in args.arms.split(",") if name)
+    arms = named_arms(args.arms)
     encoder = Encoder.load(checkpoint, chat=not getattr(args, "no_chat", False))
     quality, timing = sets(args, checkpoint, encoder)
     store = args.store if args.store is not None else args.out / "store"
@@ -173,13 +196,16 @@ def _print_sizes(args: argparse.Namespace, found: Sequence[Size], plan: Plan) ->
     print(f"{plural(requests, 'request')}, {human_bytes(nbytes)} of artifacts in {plan.opening.store}")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value of the command line as JSON has it."""
     if isinstance(value, Path):
         return str(value)
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _at_least(least: int) -> Callable[[str], int]:
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of a whole number that is not below ``least``."""
+
     def whole(text: str) -> int:
         value = int(text)
         if value < least:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from eval.results import Answer, Build, Record, Rejected, Results, Run, Timing
+from eval.results import Answer, Build, Load, Record, Rejected, Results, Run, Timing
 from redknot.errors import ConfigError
 
 TIMING_REJECTED = "timing: "  # in front of the reason of what was rejected when it was timed
@@ -41,7 +41,7 @@ class Recorder:
         """All records of the folder."""
         return self._results.records
 
-    def add(self, record: Answer | Timing | Build | Rejected) -> None:
+    def add(self, record: Answer | Timing | Load | Build | Rejected) -> None:
         """Append a record of this run."""
         if not self._written:
             self._results.add(self.run)

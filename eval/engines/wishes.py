@@ -47,7 +47,9 @@ def check_profiles(where: str, served: Mapping[str, str], arms: Mapping[str, Arm
                 f"profiles: [{arm.source}]"
             )
         if digest != arm.profile.digest():
-            raise ConfigError(f"{where} has another profile by the name {name} than {arm.source}; start it with this one")
+            raise ConfigError(
+                f"{where} has another profile by the name {name} than {arm.source}; start it with this one"
+            )
 
 
 class Wishes:

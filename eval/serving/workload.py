@@ -85,7 +85,7 @@ def arrivals(count: int, rate: float, seed: Sequence[int]) -> list[float]:
 
 
 def read_pool(checkpoint: Path, corpus: Path | Generated) -> Pool:
-    """Documents of a corpus, or fresh ones; InputError for one without a document, or a tokenizer that is not nano's."""
+    """Documents of a corpus, or fresh ones; InputError for one without a document, or without nano's tokenizer."""
     if isinstance(corpus, Path):
         return _read(checkpoint, corpus)
     tokenizer = Tokenizer.from_file(str(checkpoint / TOKENIZER_FILE))
