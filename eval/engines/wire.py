@@ -77,7 +77,10 @@ class Stream:
         event = parsed(text)
         if "error" in event:
             raise ServerError(f"the server failed: {message_of(event)}")
-        if len(event.get("output_ids", ())) > self.received:
+        ids = event.get("output_ids", [])
+        if not isinstance(ids, list):
+            raise ServerError(f"the server streamed no list of tokens: {shown(text)}")
+        if len(ids) > self.received:
             self.first = now if self.first is None else self.first
             self.last = now
         self._event = event
