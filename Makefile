@@ -4,6 +4,7 @@
 #   PYTHON       interpreter that makes the virtual environments (3.11 or newer)
 #   PIP          installer to use inside them
 #   CONSTRAINTS  constraints file of the first one; empty for none (GPU machines)
+#   EVAL_OUT     folder of the evaluation's results and report; a run that was cut goes on there
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,12 +14,14 @@ PIP ?= $(@D)/bin/python -m pip
 CONSTRAINTS ?= constraints-cpu.txt
 INSTALL = $(PIP) --disable-pip-version-check -qq install
 
+EVAL_OUT ?= build/eval
+
 DEMO_STAMP := $(VENV)/.installed-demo
 DEV_STAMP := $(VENV)/.installed-dev
 SGLANG_STAMP := $(VENV_SGLANG)/.installed
 SGLANG_TESTS := $(wildcard tests/sglang_patches tests/e2e/server)
 
-.PHONY: help venv venv-sglang demo test test-redknot test-sglang soak lint format typecheck bench clean distclean
+.PHONY: help venv venv-sglang demo test test-redknot test-sglang soak eval lint format typecheck bench clean distclean
 .NOTPARALLEL:
 
 help:
@@ -28,6 +31,7 @@ help:
 	@echo "make venv       set up $(VENV) with the dev and eval extras"
 	@echo "make venv-sglang   set up $(VENV_SGLANG) with the sglang and dev extras"
 	@echo "make soak       the slow tests: many random operations and killed processes on the latent store, eight ranks"
+	@echo "make eval       measure every profile on nano, then write $(EVAL_OUT)/report.html and docs/results.md"
 	@echo "make lint       ruff: rules and formatting        make format     let ruff repair both"
 	@echo "make typecheck  mypy, strict on redknot/          make bench      run benchmarks/ (BENCH_ARGS=...)"
 	@echo "make clean      remove caches and build outputs   make distclean  and the environments"
@@ -51,6 +55,11 @@ soak: $(DEV_STAMP)
 	@$(BIN)/python -m tests.latents.soak --operations 200000 --seed 0
 	@$(BIN)/python -m tests.latents.soak --operations 200000 --seed 1
 	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+eval: $(DEV_STAMP)
+	@$(BIN)/python -m eval.nanoqa --model models/nano --out $(EVAL_OUT) $(EVAL_ARGS)
+	@$(BIN)/redknot report $(EVAL_OUT)
+	@$(BIN)/python -m eval.report.results_page $(EVAL_OUT) --docs docs
 
 lint: $(DEV_STAMP)
 	@$(BIN)/ruff check .

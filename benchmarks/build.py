@@ -34,8 +34,10 @@ from redknot.model.checkpoint import load_model
 from redknot.model.profile import SHIPPED
 from redknot.model.tokenizer import Tokenizer, load_tokenizer
 from redknot.nano.parameters import initial_tensors, save_checkpoint
-from redknot.nano.text import document_ids, draw_facts, lexicon
+from redknot.nano.statements import lexicon
+from redknot.nano.text import document_ids
 from redknot.nano.tokenizer import build_tokenizer, save
+from redknot.nano.worlds import draw_facts
 from redknot.runtime.counters import Counters
 from redknot.runtime.identity import model_identity
 from redknot.runtime.model import Model
@@ -161,7 +163,7 @@ def make_documents(count: int, tokens: int, seed: int) -> list[Document]:
     made = []
     for number in range(count):
         facts = draw_facts(rng, "train", max(1, tokens // 64))
-        text = lex.text(document_ids(rng, lex, tokens, facts)[0])
+        text = lex.text(document_ids(rng, lex, tokens, facts))
         made.append(Document(f"d{number}", text, f"d{number}"))
     return made
 

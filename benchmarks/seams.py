@@ -22,8 +22,8 @@ from torch import Tensor
 from redknot.latents.segment import Segment
 from redknot.model.checkpoint import load_model
 from redknot.nano.evaluate import Answer, answer_dense, answer_grouped, divergence
+from redknot.nano.samples import make_sample, sample_ids
 from redknot.nano.shares import wilson
-from redknot.nano.text import make_sample, sample_ids
 from redknot.runtime.model import Model
 
 

@@ -123,7 +123,7 @@ def _interval(value: float, draws: NDArray[np.float64], n: int) -> Interval:
     return Interval(value, float(low), float(high), n)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=4)
 def _resampled(clusters: int) -> NDArray[Any]:
     """How often each draw takes each cluster, [DRAWS, clusters] float32; every row adds up to ``clusters``."""
     rng = np.random.default_rng([_SEED, clusters])

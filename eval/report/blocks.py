@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eval.report.charts.svg import Picture
+from eval.report.numbers import NOTHING
 
 
 @dataclass(frozen=True)
@@ -79,5 +80,7 @@ class Document:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, marked: Sequence[int] = ()) -> Table:
-    """A table from any sequences."""
-    return Table(tuple(header), tuple(tuple(row) for row in rows), left, frozenset(marked))
+    """A table from any sequences, without the columns of numbers that hold none."""
+    kept = [at for at in range(len(header)) if at < left or not rows or any(row[at] != NOTHING for row in rows)]
+    cells = tuple(tuple(row[at] for at in kept) for row in rows)
+    return Table(tuple(header[at] for at in kept), cells, left, frozenset(marked))

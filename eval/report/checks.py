@@ -23,6 +23,7 @@ NOT_A_DIVERGENCE = "an error or divergence is not a number of at least 0"
 NOT_A_SHARE = "the top-1 agreement is not between 0 and 1"
 NOT_A_TIME = "a time is not a positive number"
 RAN_DENSE = "the reuse arm ran dense"
+TIMING = "timing: "  # in front of the harness's reason for what it rejected when it was timed
 
 T = TypeVar("T", Answer, Timing, Fidelity, Load)
 Key = Callable[[T], Hashable]

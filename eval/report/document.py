@@ -71,8 +71,6 @@ def figures(found: Sequence[Section]) -> list[dict[str, Any]]:
 
 def _section(section: Section, files: Iterator[str], texts: bool) -> list[Block]:
     out: list[Block] = list(warnings(section))
-    if floor := noise_floor(section):
-        out.append(Paragraph(floor))
     asked = tools(section)
     for tool in asked:
         out.append(Heading(f"Quality against time: {tool}"))
@@ -81,7 +79,7 @@ def _section(section: Section, files: Iterator[str], texts: bool) -> list[Block]
                 "nano was never trained for this benchmark: its scores here prove that the harness works, nothing else."
             )
             out.append(Paragraph(text, warning=True))
-        out += summary(standings(section, tool), files)
+        out += summary(standings(section, tool), files, noise_floor(section))
     for tool in asked:
         out += ablation_part(section, tool)
     out += [*length_part(section), *ledger_part(section), *fidelity_part(section), *serving_part(section)]

@@ -15,7 +15,7 @@ from eval.results import Fidelity
 from eval.statistics import clustered_mean
 
 _LAYER = Axis("layer", lambda layer: f"{layer:.0f}")
-_ERROR = Axis("relative error of the hidden state", lambda error: f"{error:.1g}", log=True)
+_ERROR = Axis("relative error of the hidden state", lambda error: f"{error:.0e}".replace("e-0", "e-"), log=True)
 
 
 def fidelity_part(section: Section) -> list[Block]:

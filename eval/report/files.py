@@ -23,7 +23,8 @@ def results_files(paths: Sequence[Path]) -> list[Path]:
             raise InputError(f"{path}: no such file or folder")
         if not inside:
             raise InputError(f"{path} holds no {' or '.join(NAMES)}; `python -m eval.nanoqa --out {path}` writes one")
-        found |= {inner.resolve(): inner for inner in inside}
+        for inner in inside:
+            found.setdefault(inner.resolve(), inner)
     return list(found.values())
 
 

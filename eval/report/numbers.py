@@ -44,8 +44,8 @@ def times(interval: Interval | None) -> str:
 
 
 def nats(interval: Interval | None) -> str:
-    """A divergence."""
-    return spelled(interval, lambda value: f"{value:.3f}")
+    """A divergence; below a thousandth with its power of ten."""
+    return spelled(interval, lambda value: f"{value:.3f}" if abs(value) >= 0.0005 or value == 0 else f"{value:.0e}")
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -22,6 +22,13 @@ def page(document: Document) -> str:
         keep_trailing_newline=True,
         finalize=lambda value: printable(value) if type(value) is str else value,  # what is Markup is ours
     )
+    environment.filters["figure"] = _figure
     environment.filters["kind"] = lambda block: type(block).__name__
     headings = [(number, block) for number, block in enumerate(document.blocks) if getattr(block, "level", 0) == 2]
     return environment.get_template(_TEMPLATE).render(document=document, headings=headings, plot_style=COLOURS + RULES)
+
+
+def _figure(cell: str) -> tuple[str, str]:
+    """A figure and its interval, which stands below it in small print."""
+    value, mark, interval = cell.rpartition(" [")
+    return (value, f"[{interval}") if mark and interval.endswith("]") else (cell, "")

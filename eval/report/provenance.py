@@ -63,7 +63,7 @@ def warnings(section: Section) -> list[Block]:
 
 def _run(run: Run) -> Table:
     facts: dict[str, str] = {
-        "command": shlex.join(_portable(word) for word in run.command),
+        "command": " ".join(_typed(_portable(word)) for word in run.command),
         "commit": run.commit or "outside a repository",
         "engine": f"{run.engine}, TP {run.tp}",
     }
@@ -84,10 +84,22 @@ def _profiles(section: Section) -> Table:
 
 
 def _plain(value: object) -> str:
-    return _portable(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+    text = _portable(value)
+    return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False, sort_keys=True)
 
 
-def _portable(word: str) -> str:
-    """A word without the folders of the machine where it was typed."""
-    path = PurePath(word)
-    return f"…/{path.name}" if path.is_absolute() and path.name else word
+def _typed(word: str) -> str:
+    """A word of a command as it was typed, or could have been."""
+    return word if len(word.split()) == 1 and not set("'\"\\$") & set(word) else shlex.quote(word)
+
+
+def _portable(value: Any) -> Any:
+    """A value whose words come without the folders of the machine where they were typed."""
+    if isinstance(value, dict):
+        return {str(key): _portable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_portable(inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    path = PurePath(value)
+    return f"…/{path.name}" if path.is_absolute() and path.name else value

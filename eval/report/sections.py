@@ -14,6 +14,7 @@ from eval.report.checks import (
     NO_DOCUMENTS,
     NOISE_FLOOR,
     RECOMPUTE,
+    TIMING,
     checked_answers,
     checked_fidelity,
     checked_loads,
@@ -78,8 +79,7 @@ def _section(group: Runs) -> Section:
             latest.add(_labelled(record, labels))
     arms = _arms(runs, labels, latest)
     answers, unfair = checked_answers(latest.answers.values(), arms, latest.keys.item)
-    measured = [timing for timing in latest.timings.values() if not timing.warmup]
-    timings, slow = checked_timings(measured, arms, latest.keys.pair)
+    timings, slow = checked_timings(latest.pairs(), arms, latest.keys.pair)
     fidelity, odd = checked_fidelity(latest.fidelity.values())
     loads, lost = checked_loads(latest.loads.values(), arms)
     return Section(
@@ -105,8 +105,8 @@ class Keys:
         return self.of[record.run], record.dataset, record.item
 
     def pair(self, timing: Timing) -> Hashable:
-        """What the arms of a pair share."""
-        return self.item(timing), timing.pair, timing.state
+        """What the arms of a pair share: they ran one behind the other, so in one run."""
+        return self.item(timing), timing.run, timing.pair, timing.state
 
 
 class _Latest:
@@ -119,6 +119,7 @@ class _Latest:
         self.fidelity: dict[Hashable, Fidelity] = {}
         self.loads: dict[Hashable, Load] = {}
         self.builds: dict[Build, None] = {}
+        self._timed_by: dict[Hashable, str] = {}  # the last run that timed an arm of an item
         self._rejected: dict[Hashable, dict[Rejected, None]] = {}
 
     @property
@@ -129,28 +130,43 @@ class _Latest:
     def add(self, record: Record) -> None:
         """Take a record, later ones last."""
         if isinstance(record, Answer):
-            key = self.keys.item(record), record.arm
-            self._answered(key, record.run)
-            self.answers[key] = record
+            self._measured(record, "answer")
+            self.answers[self.keys.item(record), record.arm] = record
         elif isinstance(record, Rejected):
-            key = self.keys.item(record), record.arm
-            self.answers.pop(key, None)
-            self._rejected.setdefault(key, {})[record] = None
+            kind = "timing" if record.reason.startswith(TIMING) else "answer"
+            self._rejected.setdefault((self.keys.item(record), record.arm, kind), {})[record] = None
+            if kind == "answer":
+                self.answers.pop((self.keys.item(record), record.arm), None)
         elif isinstance(record, Timing):
+            self._measured(record, "timing")
+            self._timed_by[self.keys.item(record), record.arm, record.state] = record.run
             self.timings[self.keys.pair(record), record.warmup, record.arm] = record
         elif isinstance(record, Fidelity):
             self.fidelity[self.keys.item(record), record.arm] = record
         elif isinstance(record, Load):
-            self.loads[
-                self.keys.of[record.run], record.dataset, record.arm, record.level, record.round, record.number
-            ] = record
+            where = record.dataset, record.loop, record.level, record.round, record.number
+            self.loads[self.keys.of[record.run], where, record.arm] = record
         elif isinstance(record, Build):
             self.builds[record] = None
 
-    def _answered(self, key: Hashable, run: str) -> None:
-        """What an earlier run rejected and this one answered is no longer rejected."""
-        for record in [record for record in self._rejected.get(key, ()) if record.run != run]:
-            del self._rejected[key][record]
+    def pairs(self) -> list[Timing]:
+        """Measured requests of the last run that timed an arm of an item; those of recompute stay with their arms."""
+        groups: dict[Hashable, list[Timing]] = {}
+        for timing in self.timings.values():
+            if not timing.warmup:
+                groups.setdefault(self.keys.pair(timing), []).append(timing)
+        kept: list[Timing] = []
+        for group in groups.values():
+            arms = [timing for timing in group if timing.arm != RECOMPUTE] or group
+            last = {t.arm for t in arms if self._timed_by[self.keys.item(t), t.arm, t.state] == t.run}
+            kept += [timing for timing in group if timing.arm in last or (last and timing.arm == RECOMPUTE)]
+        return kept
+
+    def _measured(self, record: Answer | Timing, kind: str) -> None:
+        """What an earlier run rejected and this one measured is no longer rejected."""
+        rejected = self._rejected.get((self.keys.item(record), record.arm, kind), {})
+        for earlier in [earlier for earlier in rejected if earlier.run != record.run]:
+            del rejected[earlier]
 
 
 def _signature(run: Run) -> str:

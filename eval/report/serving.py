@@ -1,4 +1,4 @@
-"""A server under requests that arrive whether it is ready or not: times and throughput by arrival level."""
+"""A server under load: times and throughput by arrival rate, or by number of clients."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from eval.report.checks import RECOMPUTE
 from eval.report.numbers import count, percent, spelled, times
 from eval.report.sections import Section
 from eval.results import Load
-from eval.statistics import Interval, clustered_mean, clustered_quantile, ratio
+from eval.statistics import Interval, clustered_mean, clustered_quantile, quantile, ratio
 from redknot.nano.shares import wilson
 
-_LEVEL = Axis("requests a second that arrive", lambda level: f"{level:g}")
+_LEVELS = {"open": "requests a second that arrive", "closed": "clients"}
 _TTFT = Axis("median time to first token, ms", lambda ms: f"{ms:,.4g}", log=True)
 _HEADER = (
-    "Arrivals a second",
     "Arm",
     "Requests",
     "Errors",
@@ -28,12 +27,13 @@ _HEADER = (
     "Latency p95 ms",
     "Requests a second",
     "Tokens a second",
+    "Client late p95 ms",
 )
 
 
 @dataclass(frozen=True)
 class Level:
-    """One arm at one arrival rate; seconds. Throughput counts requests that ended well."""
+    """One arm at one arrival rate or number of clients; seconds. Throughput counts requests that ended well."""
 
     requests: int
     errors: int
@@ -44,33 +44,37 @@ class Level:
     ratio: Interval | None  # of TTFT, recompute over the arm, per request of the same round and number
     requests_a_second: Interval
     tokens_a_second: Interval
+    late_p95: float  # by which the client itself sent requests behind the plan
 
 
 def serving_part(section: Section) -> list[Block]:
     """The blocks; none where no server was measured."""
     out: list[Block] = []
-    for dataset in sorted({load.dataset for load in section.loads}):
-        found = levels(section, [load for load in section.loads if load.dataset == dataset])
+    for dataset, loop in sorted({(load.dataset, load.loop) for load in section.loads}):
+        found = levels(section, [load for load in section.loads if (load.dataset, load.loop) == (dataset, loop)])
         curves: dict[str, list[tuple[float, float]]] = {}
         for (rate, arm), level in found.items():
             if level.ttft_p50 is not None:
                 curves.setdefault(arm, []).append((rate, 1000 * level.ttft_p50.value))
-        title = f"{dataset}: median time to first token at the client by arrival rate"
-        out.append(Heading(dataset, 3))
+        title = f"{dataset}, {loop} loop: median time to first token at the client"
+        axis = Axis(_LEVELS[loop], lambda level: f"{level:g}")
+        out.append(Heading(f"{dataset}, {loop} loop", 3))
         if curves:
-            out.append(Plot(lines(curves, _LEVEL, _TTFT, title), title))
-        out.append(table(_HEADER, [_row(rate, arm, level) for (rate, arm), level in found.items()], left=2))
+            out.append(Plot(lines(curves, axis, _TTFT, title), title))
+        rows = [_row(rate, arm, level) for (rate, arm), level in found.items()]
+        out.append(table((axis.name.capitalize(), *_HEADER), rows, left=2))
     if not out:
         return []
     text = (
-        "Requests arrive at planned times (open loop), the same for every arm, and wait where the server is busy. "
+        "Open loop: requests arrive at planned times, the same for every arm, and wait where the server is busy. "
+        "Closed loop: each of so many clients sends its next request when it has an answer. Times are the client's. "
         "Intervals are clustered by round; the ratio is recompute's time over the arm's for the same request."
     )
     return [Heading("Serving"), Paragraph(text), *out]
 
 
 def levels(section: Section, loads: Sequence[Load]) -> dict[tuple[float, str], Level]:
-    """Every arm at every arrival rate, slowest rate first."""
+    """Every arm at every level of one workload, the lowest first."""
     groups: dict[tuple[float, str], list[Load]] = {}
     for load in loads:
         groups.setdefault((load.level, load.arm), []).append(load)
@@ -99,9 +103,10 @@ def _level(loads: Sequence[Load], base: Sequence[Load], arm: str) -> Level:
         ttft_p95=ttft[1],
         latency_p50=latency[0],
         latency_p95=latency[1],
-        ratio=ratio(*zip(*pairs, strict=True)) if pairs else None,
+        ratio=ratio([base for base, _ in pairs], [own for _, own in pairs]) if pairs else None,
         requests_a_second=_rate(loads, lambda load: 1),
         tokens_a_second=_rate(loads, lambda load: load.new_tokens),
+        late_p95=quantile([load.late_s for load in loads], 0.95),
     )
 
 
@@ -124,7 +129,7 @@ def _round(load: Load) -> str:
 
 def _row(rate: float, arm: str, level: Level) -> tuple[str, ...]:
     low, high = wilson(level.errors, level.requests)
-    errors = f"{count(level.errors)}, {percent(max(low, 0.0))} to {percent(high)}" if level.errors else "0"
+    errors = f"{count(level.errors)} [{percent(max(low, 0.0))}, {percent(high)}]"
     return (
         f"{rate:g}",
         arm,
@@ -137,6 +142,7 @@ def _row(rate: float, arm: str, level: Level) -> tuple[str, ...]:
         _ms(level.latency_p95),
         spelled(level.requests_a_second, lambda value: f"{value:.2f}"),
         spelled(level.tokens_a_second, lambda value: f"{value:.1f}"),
+        f"{1000 * level.late_p95:.1f}",
     )
 
 

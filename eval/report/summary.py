@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from eval.report.blocks import Block, Fold, Heading, Paragraph, Plot, table
@@ -24,14 +25,14 @@ _LEGEND = (
 )
 
 
-def summary(standings: Standings, files: Iterator[str]) -> list[Block]:
-    """The blocks of one tool; the plot takes the next of ``files`` as its name outside the page."""
+def summary(standings: Standings, files: Iterator[str], floor: str) -> list[Block]:
+    """The blocks of one tool; the plot takes the next of ``files`` as its name, ``floor`` tells of the noise floor."""
     out: list[Block] = [*_choice(standings), *_plot(standings, files)]
     out.append(Heading("All arms, over all data sets", 3))
     dull = [of.name for of in standings.sets if of not in standings.deciding]
     if dull:
         out.append(Paragraph(f"Without data sets that are not informative: {', '.join(dull)}."))
-    out += [_over_all(standings), Paragraph(_LEGEND)]
+    out += [_over_all(standings), *([Paragraph(floor)] if floor else []), Paragraph(_LEGEND)]
     out.append(Heading("Each data set", 3))
     for of in standings.sets:
         out += _one_set(of, standings.each[of.name])
@@ -47,7 +48,7 @@ def _choice(standings: Standings) -> list[Block]:
     rows = []
     for margin in MARGINS:
         arm = fastest(standings, margin)
-        first = f"{100 * margin:.0f} points"
+        first = f"{100 * margin:.0f} of 100 points"
         if arm is None:
             rows.append((first, "none: recompute", NOTHING, NOTHING, NOTHING, NOTHING))
         else:
@@ -92,9 +93,20 @@ def _points(standings: Standings) -> list[Point]:
 
 def _over_all(standings: Standings) -> Block:
     best = best_arms(standings)
-    header = ("Arm", "Weakest data set", *_COLUMNS, "Rejected")
-    rows = [(s.arm, _weakest_text(s), *_figures(s), count(s.rejected)) for s in standings.arms]
-    return table(header, rows, left=2, marked=[i for i, s in enumerate(standings.arms) if s.arm in best])
+    header = ("Arm", *_COLUMNS[:2], "Weakest data set", *_COLUMNS[2:], "Rejected")
+    order = sorted(standings.arms, key=_slowest_first)
+    rows = []
+    for standing in order:
+        figures = _figures(standing)
+        rows.append((standing.arm, *figures[:2], _weakest_text(standing), *figures[2:], count(standing.rejected)))
+    return table(header, rows, marked=[number for number, s in enumerate(order) if s.arm in best])
+
+
+def _slowest_first(standing: Standing) -> float:
+    """Recompute in front, then by speed-up, what was not timed last."""
+    if standing.arm == RECOMPUTE:
+        return -1.0
+    return standing.speed.request.value if standing.speed and standing.speed.request else math.inf
 
 
 def _one_set(of: DataSet, arms: Sequence[Standing]) -> list[Block]:

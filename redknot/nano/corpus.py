@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from redknot.nano.text import draw_facts, make_document
+from redknot.nano.text import make_document
+from redknot.nano.worlds import draw_facts
 
 _FACT = re.compile(r"The (\w+) of (\w+ \w+) is (\w+ \d+)\.")
 

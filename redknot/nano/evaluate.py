@@ -28,8 +28,9 @@ from redknot.latents.space import LatentSpace
 from redknot.latents.workspace import Workspace
 from redknot.model.checkpoint import load_model
 from redknot.model.profile import Profile, load_profile
+from redknot.nano.samples import make_sample, sample_ids
 from redknot.nano.shares import wilson
-from redknot.nano.text import make_sample, sample_ids
+from redknot.nano.worlds import TASKS
 from redknot.plan.rows import KnownRun
 from redknot.runtime.counters import Counters
 from redknot.runtime.model import Model
@@ -185,7 +186,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=Path("models/nano"))
-    parser.add_argument("--tasks", nargs="+", default=["single", "latest"])
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS))
     parser.add_argument("--arms", nargs="+", default=["recompute", NO_DOCUMENTS], help="profile names or files")
     parser.add_argument("--n", type=int, default=500, help="samples a task")
     parser.add_argument("--tokens", type=int, nargs=2, default=[1024, 2048], help="prompt length, lowest and highest")

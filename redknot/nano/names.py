@@ -166,3 +166,11 @@ def values(split: Split) -> tuple[tuple[str, str], ...]:
     """Values of a split, as (word, number)."""
     pairs = _ranked((f"{word} {number}" for word in VALUE_WORDS for number in VALUE_NUMBERS), "value")
     return tuple((word, number) for word, number in (pair.split() for pair in _part(pairs, split)))
+
+
+@cache
+def places(split: Split) -> tuple[tuple[str, str], ...]:
+    """Places of a split that somebody owns, as (adjective, noun)."""
+    words = FILLER_WORDS["adjective"], FILLER_WORDS["place"]
+    pairs = _ranked((f"{adjective} {place}" for adjective in words[0] for place in words[1]), "place")
+    return tuple((adjective, place) for adjective, place in (pair.split() for pair in _part(pairs, split)))

@@ -13,15 +13,14 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from redknot.nano import text
+from redknot.nano import text, worlds
 from redknot.nano.names import Split
-from redknot.nano.text import ANSWER_TOKENS, QUESTION_TOKENS, Fact, Lexicon, lexicon
+from redknot.nano.statements import Question, lexicon
 from redknot.nano.tokenizer import BOS_ID, EOS_ID, FIRST_WORD_ID
+from redknot.nano.worlds import World
 
 Ids = NDArray[np.int64]
 Weights = NDArray[np.float32]
-
-ROUND_TOKENS = QUESTION_TOKENS + ANSWER_TOKENS + 1  # question, answer, EOS
 
 
 @dataclass(frozen=True)
@@ -29,20 +28,20 @@ class Recipe:
     """Composition of a training sequence.
 
     Attributes:
-        latest_share: expected share of fact slots that belong to a key stated in two documents (the later one holds).
-        sibling_share: probability that a fact repeats the previous fact's name under another relation.
-        near_share: share of the keys stated twice whose documents are neighbours, where there is room.
-        min_distance: tokens at least between the start of the fact asked for and the start of its question.
+        task: "facts", a mixture of the tasks single and latest, or another task of `worlds`.
+        latest_share: of "facts": expected share of slots that belong to a key stated in two documents.
+        near_share: of "facts": share of the keys stated twice whose documents are neighbours, where there is room.
+        task_share: of the other tasks: share of the questions that are the task's.
         other_weight: loss weight of every token outside answers.
     """
 
+    task: str = "facts"
     n_documents: int = 4
     facts_per_document: int = 4
     n_questions: int = 8
     latest_share: float = 0.0
-    sibling_share: float = 0.0
     near_share: float = 0.0
-    min_distance: int = 0
+    task_share: float = 0.7
     other_weight: float = 0.05
     split: Split = "train"
 
@@ -56,54 +55,48 @@ def training_sequence(
     can be copied from the first.
 
     Raises:
-        ValueError: the recipe does not fit in `n_tokens`, or no fact is `min_distance` away from the first question.
+        ValueError: the recipe does not fit in `n_tokens`.
     """
     lex = lexicon(tokenizer)
-    placed = _world(rng, recipe)
-    shortest = text.min_document_tokens(recipe.facts_per_document)
-    budget = n_tokens - 1 - recipe.n_questions * ROUND_TOKENS
-    lengths = text.split_tokens(rng, budget, [shortest] * recipe.n_documents)
+    world = _world(rng, recipe)
+    rounds = [(one, lex.question(one), lex.answer(one)) for one in _draw(rng, world, recipe)]
+    budget = n_tokens - 1 - sum(len(question) + len(answer) + 1 for _, question, answer in rounds)
+    lengths = text.split_tokens(rng, budget, [text.min_document_tokens(lex, said) for said in world.documents])
     ids = [BOS_ID]
-    # The last statement of a key holds: later documents overwrite earlier ones.
-    current: dict[tuple[str, str], tuple[int, Fact]] = {}
-    for length, facts in zip(lengths, placed, strict=True):
-        document, starts = text.document_ids(rng, lex, length, facts)
-        for start, fact in zip(starts, facts, strict=True):
-            current[fact.relation, fact.name] = (len(ids) + start, fact)
-        ids += document
+    for length, said in zip(lengths, world.documents, strict=True):
+        ids += text.document_ids(rng, lex, length, said)
     weights = np.full(n_tokens, recipe.other_weight, dtype=np.float32)
-    asked = _ask(rng, lex, ids, sorted(current.values()), recipe)
-    for start in {fact: start for start, fact in reversed(asked)}.values():
-        weights[start : start + ANSWER_TOKENS] = 1.0
+    answered: set[Question] = set()
+    for one, question, answer in rounds:
+        ids += question
+        if one not in answered:
+            weights[len(ids) : len(ids) + len(answer)] = 1.0
+        answered.add(one)
+        ids += [*answer, EOS_ID]
     return np.asarray(ids, dtype=np.int64), weights
 
 
-def _world(rng: Generator, recipe: Recipe) -> list[list[Fact]]:
-    """The facts of each document."""
-    slots = recipe.n_documents * recipe.facts_per_document
-    n_pairs = int(rng.binomial(slots // 2, recipe.latest_share)) if recipe.n_documents > 1 else 0
-    facts = text.draw_facts(rng, recipe.split, slots - n_pairs, recipe.sibling_share)
+def _world(rng: Generator, recipe: Recipe) -> World:
+    """What the documents say."""
+    documents, capacity = recipe.n_documents, recipe.facts_per_document
+    if recipe.task != "facts":
+        return worlds.TASKS[recipe.task](rng, recipe.split, documents, capacity, recipe.n_questions)
+    slots = documents * capacity
+    n_pairs = int(rng.binomial(slots // 2, recipe.latest_share)) if documents > 1 else 0
+    facts = worlds.draw_facts(rng, recipe.split, slots - n_pairs)
     chosen = set(rng.permutation(len(facts))[:n_pairs].tolist())
-    pairs = [(text.restate(rng, recipe.split, facts[i]), facts[i]) for i in chosen]
+    pairs = [(worlds.restate(rng, recipe.split, facts[i]), facts[i]) for i in chosen]
     singles = [fact for i, fact in enumerate(facts) if i not in chosen]
-    return text.place_facts(rng, recipe.n_documents, recipe.facts_per_document, singles, pairs, recipe.near_share)
+    return World(worlds.place(rng, documents, capacity, singles, pairs, recipe.near_share), list(facts), [])
 
 
-def _ask(
-    rng: Generator, lex: Lexicon, ids: list[int], facts: list[tuple[int, Fact]], recipe: Recipe
-) -> list[tuple[int, Fact]]:
-    """Append the questions about `facts` (start, fact; in order) to `ids`; the offset and the fact of each answer."""
-    starts = [start for start, _ in facts]
-    answers = []
+def _draw(rng: Generator, world: World, recipe: Recipe) -> list[Question]:
+    """The questions of a sequence."""
+    out = []
     for _ in range(recipe.n_questions):
-        n_far = int(np.searchsorted(starts, len(ids) - recipe.min_distance, side="right"))
-        if not n_far:
-            raise ValueError(f"no fact is {recipe.min_distance} tokens or more before the question at {len(ids)}")
-        fact = facts[rng.integers(n_far)][1]
-        ids += lex.question(fact)
-        answers.append((len(ids), fact))
-        ids += [*lex.answer(fact), EOS_ID]
-    return answers
+        kind = world.asked if not world.besides or rng.random() < recipe.task_share else world.besides
+        out.append(kind[rng.integers(len(kind))])
+    return out
 
 
 def induction_sequence(

@@ -28,7 +28,8 @@ FRAME_PIECES = (
     *("Document", "Question", "Answer", " Document", " Question", " Answer", " What", " is", " the", " of"),
     *(" and", " then", " while", " because", " again"),
 )
-# Pieces the generator does not use; they shorten other English text.
+EXTRA_PIECES = (" about", " own", "er")  # of the generator's sentences too, among those of other text
+# Pieces that shorten other English text.
 COMMON_WORDS = names.words("""
 a an to in it as at be by he she we you they his her its our their your my me him them us for on with from that this
 these those was were are been being has have had do does did will would can could should may might must not no yes but

@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from redknot.model.weights import build_model
+from redknot.nano.curriculum import ALL, CORE, Phase, curriculum
 from redknot.nano.differentiable import IndexerTrace, forward
 from redknot.nano.parameters import (
     GEOMETRY,
@@ -31,95 +30,6 @@ from redknot.nano.parameters import (
     save_checkpoint,
     subset_geometry,
 )
-from redknot.nano.sequences import Recipe, induction_sequence, keyvalue_sequence, training_sequence
-from redknot.nano.tokenizer import FIRST_WORD_ID
-
-CORE = (0, 1, 3, 5)
-TOPK, ALL = GEOMETRY.index_topk, tuple(range(GEOMETRY.num_layers))
-WORDS = GEOMETRY.vocab_size - FIRST_WORD_ID
-Maker = Callable[[Generator, int], tuple[Any, Any]]
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One stage of the curriculum."""
-
-    name: str
-    layers: tuple[int, ...]
-    n_tokens: int
-    batch: int
-    max_steps: int
-    until: float  # running answer accuracy that ends the phase
-    mixture: tuple[tuple[float, Maker], ...]
-    distil: bool = False  # train only the indexers, on the attention the entries receive
-    topk: int | None = None  # entries a row may read; None while the indexers are untrained
-    lr_scale: float = 1.0
-    lr_left: float = 0.5  # share of the learning rate that is left at the last step
-
-
-def sentences(tokenizer: Tokenizer, **recipe: Any) -> Maker:
-    """Documents and questions in words; lists draw one of the values a sequence."""
-
-    def make(rng: Generator, n_tokens: int) -> tuple[Any, Any]:
-        drawn = {key: rng.choice(value) if isinstance(value, list) else value for key, value in recipe.items()}
-        drawn = {key: value.item() if hasattr(value, "item") else value for key, value in drawn.items()}
-        return training_sequence(rng, tokenizer, n_tokens, Recipe(**drawn))
-
-    return make
-
-
-def induction(alphabet: int) -> Maker:
-    """Random pieces of the first ``alphabet`` word tokens, repeated at random distances.
-
-    A small alphabet first: each token's vectors are then trained often enough for the copying circuit to form.
-    """
-
-    def make(rng: Generator, n_tokens: int) -> tuple[Any, Any]:
-        return induction_sequence(rng, FIRST_WORD_ID + alphabet, n_tokens)
-
-    return make
-
-
-def key_values(rng: Generator, n_tokens: int) -> tuple[Any, Any]:
-    """Token-level facts beyond the window, then queries in the last third."""
-    return keyvalue_sequence(
-        rng, GEOMETRY.vocab_size, n_tokens, n_facts=n_tokens // 16, n_queries=n_tokens // 32, min_distance=40
-    )
-
-
-def curriculum(tokenizer: Tokenizer) -> list[Phase]:
-    """The phases in order; the committed checkpoint is the state after the last."""
-    some, many = [1, 2, 3], [4, 6, 8]
-    one = sentences(tokenizer, n_documents=[1, 2], facts_per_document=some, n_questions=3)
-    both = sentences(tokenizer, n_documents=[2, 3, 4], facts_per_document=[2, 3], n_questions=6, latest_share=0.3)
-    long = sentences(tokenizer, n_documents=many, facts_per_document=[2, 3], n_questions=12, latest_share=0.3)
-    pairs = sentences(tokenizer, n_documents=[2, 3, 4], facts_per_document=[2], n_questions=7, latest_share=1.0)
-    mostly = sentences(tokenizer, n_documents=many, facts_per_document=some, n_questions=12, latest_share=0.7)
-    full = sentences(tokenizer, n_documents=many, facts_per_document=[*some, 4], n_questions=24, latest_share=0.85)
-    near = sentences(
-        tokenizer, n_documents=many, facts_per_document=[2, 3, 4], n_questions=12, latest_share=0.85, near_share=0.7
-    )
-    every = sentences(
-        tokenizer, n_documents=many, facts_per_document=[2, 4, 6], n_questions=18, latest_share=0.6, near_share=0.4
-    )
-    return [
-        Phase("alphabet-256", CORE, 128, 24, 1500, 0.80, ((1.0, induction(256)),)),
-        Phase("alphabet-768", CORE, 128, 24, 600, 0.85, ((1.0, induction(768)),)),
-        Phase("induction", CORE, 256, 12, 1200, 0.90, ((1.0, induction(WORDS)),)),
-        Phase("key-value", CORE, 256, 12, 1500, 0.93, ((0.3, induction(WORDS)), (0.7, key_values))),
-        Phase("sentences-256", CORE, 256, 12, 1500, 0.95, ((0.2, induction(WORDS)), (0.3, key_values), (0.5, one))),
-        Phase("sentences-512", CORE, 512, 6, 500, 0.96, ((0.2, key_values), (0.8, both))),
-        Phase("sentences-1024", CORE, 1024, 3, 250, 0.97, ((0.1, key_values), (0.9, long))),
-        Phase("grow-512", ALL, 512, 6, 90, 0.985, ((0.1, key_values), (0.9, both)), lr_scale=0.5),
-        Phase("long-1024", ALL, 1024, 3, 100, 0.985, ((1.0, long),), lr_scale=0.5),
-        Phase("distil-1024", ALL, 1024, 3, 90, 2.0, ((1.0, long),), distil=True),
-        Phase("latest-512", ALL, 512, 6, 500, 0.985, ((1.0, pairs),), topk=TOPK, lr_scale=0.5),
-        Phase("latest-1024", ALL, 1024, 3, 200, 0.985, ((1.0, mostly),), topk=TOPK, lr_scale=0.3),
-        Phase("full-2048", ALL, 2048, 2, 130, 0.992, ((1.0, full),), topk=TOPK, lr_scale=0.3),
-        Phase("cool-2048", ALL, 2048, 2, 190, 2.0, ((1.0, full),), topk=TOPK, lr_scale=0.25, lr_left=0.05),
-        Phase("near-1024", ALL, 1024, 3, 400, 2.0, ((0.8, near), (0.2, long)), topk=TOPK, lr_scale=0.3),
-        Phase("last-2048", ALL, 2048, 2, 130, 2.0, ((1.0, every),), topk=TOPK, lr_scale=0.25, lr_left=0.05),
-    ]
 
 
 def is_matrix(name: str, value: Tensor) -> bool:
@@ -136,7 +46,7 @@ def is_indexer(name: str) -> bool:
 class Trainer:
     """Parameters, optimizer state and progress, all of it on disk under ``out``."""
 
-    def __init__(self, out: Path, seed: int, start: Path | None = None, last_phase: int = 0) -> None:
+    def __init__(self, out: Path, seed: int, start: Path | None = None, phase: int = 0) -> None:
         self.out = out
         self.progress: dict[str, Any] = {"phase": 0, "step": 0, "total": 0, "tokens": 0, "accuracy": 0.0, "seed": seed}
         if (out / "progress.json").exists():
@@ -144,7 +54,7 @@ class Trainer:
             state = load_file(out / "state.safetensors")
         elif start is not None:
             state = {f"p/{k}": v for k, v in load_tensors(start).items()}
-            self.progress |= {"phase": last_phase, "ran": list(ALL)}
+            self.progress |= {"phase": phase, "ran": list(ALL)}
         else:
             state = {f"p/{k}": v for k, v in initial_tensors(torch.Generator().manual_seed(seed)).items()}
         # In one order, fresh or resumed: gradient norms are sums over the parameters.
@@ -284,13 +194,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the resumable state and the model files")
     parser.add_argument("--tokenizer", type=Path, default=Path("models/nano/tokenizer.json"))
-    parser.add_argument("--start", type=Path, help="model folder to train on from, at the last phase")
+    parser.add_argument("--start", type=Path, help="model folder to train on from")
+    parser.add_argument("--phase", help="phase that --start begins with; by default the last one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save-every", type=float, default=120.0, help="seconds between saves")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     phases = curriculum(Tokenizer.from_file(str(arguments.tokenizer)))
-    trainer = Trainer(arguments.out, arguments.seed, arguments.start, last_phase=len(phases) - 1)
+    names = [phase.name for phase in phases]
+    if arguments.phase not in (None, *names):
+        parser.error(f"--phase must be one of {', '.join(names)}")
+    first = names.index(arguments.phase) if arguments.phase else len(phases) - 1
+    trainer = Trainer(arguments.out, arguments.seed, arguments.start, first)
     while trainer.progress["phase"] < len(phases):
         trainer.run(phases[trainer.progress["phase"]], arguments.save_every)
         save_checkpoint(trainer.tensors, arguments.out / "model")

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from redknot.nano import parameters
-from redknot.nano.text import document_ids, lexicon
+from redknot.nano.statements import lexicon
+from redknot.nano.text import document_ids
 from redknot.nano.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +50,7 @@ def write_checkpoint(folder: Path, seed: int = 0) -> Path:
 def document(tokens: int, seed: int = 0) -> str:
     """A document of exactly that many tokens (12 or more)."""
     lex = lexicon(nano_tokenizer())
-    return lex.text(document_ids(np.random.default_rng(seed), lex, tokens, [])[0])
+    return lex.text(document_ids(np.random.default_rng(seed), lex, tokens, []))
 
 
 def write_lines(path: Path, records: list[object]) -> Path:

@@ -12,9 +12,10 @@ from numpy.random import Generator
 from safetensors.torch import load_file
 
 from redknot.nano import train
+from redknot.nano.curriculum import ALL, CORE, Phase
 from redknot.nano.sequences import induction_sequence
 from redknot.nano.tokenizer import FIRST_WORD_ID
-from redknot.nano.train import ALL, CORE, Phase, Trainer, schedule
+from redknot.nano.train import Trainer, schedule
 
 
 def small(rng: Generator, n_tokens: int) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ from eval.report.charts.axes import Scale
 from eval.report.charts.svg import CHARACTER, SERIES, Picture, bar, line, short, words
 
 WIDTH = 820
-_LEFT, _RIGHT, _TOP, _THICK, _GAP = 180, 60, 52, 11, 12
+_LEFT, _RIGHT, _TOP, _THICK, _GAP = 180, 60, 52, 13, 12
 
 
 def bars(kinds: Sequence[str], groups: Mapping[str, Sequence[float | None]], title: str) -> Picture:

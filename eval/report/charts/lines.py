@@ -11,6 +11,7 @@ from eval.report.charts.svg import SERIES, Picture, circle, line, path, short, w
 WIDTH, HEIGHT = 820, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 190, 20, 56
 _APART = 15  # pixels between labels
+_SMALLEST = 1e-30  # what is below is nothing to a logarithmic axis
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def lines(curves: Mapping[str, Sequence[tuple[float, float]]], x_axis: Axis, y_a
 
 def _scale(values: Sequence[float], axis: Axis, start: float, stop: float) -> Scale:
     if axis.log:
-        above = [value for value in values if value > 0] or [1.0]
+        above = [value for value in values if value > _SMALLEST] or [1.0]
         return Scale(*widened_log(above), start, stop, log=True)
     return Scale(*widened(values, least=max(abs(max(values)), 1e-9) * 0.1, share=0.04), start, stop)
 

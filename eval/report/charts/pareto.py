@@ -47,7 +47,8 @@ def pareto(points: Sequence[Point], title: str) -> Picture:
         told = f"{point.name}: {point.speed:.2f}x, score {point.score:.1f}"
         out.append(circle(x(point.speed.value), y(point.score.value), 5.5, "best" if point in best else "other", told))
     spots = [(x(p.speed.value), y(p.score.value)) for p in points]
-    for point, (at, box) in zip(points, _placed([short(p.name) for p in points], spots), strict=True):
+    crosses = [_cross(point, x, y) for point in points]
+    for point, (at, box) in zip(points, _placed([short(p.name) for p in points], spots, crosses), strict=True):
         middle = box[1] + 9
         if abs(middle - at[1]) > 14:
             out.append(line(at[0], at[1], min(max(at[0], box[0]), box[2]), middle, "leader"))
@@ -64,9 +65,18 @@ def _ends(interval: Interval) -> tuple[float, float, float]:
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
-def _placed(labels: Sequence[str], spots: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, float], Box]]:
-    """Where each label stands: near its spot, off other spots and labels, inside the plot."""
-    taken: list[Box] = [(x - 7, y - 7, x + 7, y + 7) for x, y in spots]
+def _cross(point: Point, x: Scale, y: Scale) -> list[Box]:
+    """What the dot and the intervals of a point cover."""
+    (left, right), (low, high) = _ends(point.speed)[:2], _ends(point.score)[:2]
+    at, on = x(point.speed.value), y(point.score.value)
+    return [(at - 7, on - 7, at + 7, on + 7), (x(left), on - 2, x(right), on + 2), (at - 2, y(high), at + 2, y(low))]
+
+
+def _placed(
+    labels: Sequence[str], spots: Sequence[tuple[float, float]], crosses: Sequence[list[Box]]
+) -> list[tuple[tuple[float, float], Box]]:
+    """Where each label stands: near its spot, off all crosses and other labels, inside the plot."""
+    taken = [box for cross in crosses for box in cross]
     boxes: dict[int, Box] = {}
     for number in sorted(range(len(spots)), key=lambda i: (spots[i][0], spots[i][1])):
         width = CHARACTER * len(labels[number])

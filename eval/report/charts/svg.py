@@ -7,7 +7,7 @@ from html import escape
 
 from redknot.cli.printable import printable
 
-CHARACTER = 6.6  # width of a letter of 12 px, on average, that labels are placed with
+CHARACTER = 7.3  # width of a strong letter of 12 px, on average, that labels are placed with
 SERIES = 8  # colours there are
 
 _LIGHT = ("#2563c9", "#c2410c", "#15803d", "#9333ea", "#0e7490", "#be185d", "#854d0e", "#4d5a6b")
@@ -27,7 +27,8 @@ COLOURS = (
 )
 RULES = (
     ".plot{font-family:system-ui,sans-serif;font-size:12px}"
-    ".plot text{fill:var(--ink)}.plot .soft{fill:var(--soft)}.plot .strong{font-weight:600}"
+    ".plot text{fill:var(--ink);paint-order:stroke;stroke:var(--ground);stroke-width:3px;stroke-linejoin:round}"
+    ".plot .soft{fill:var(--soft)}.plot .strong{font-weight:600}"
     ".plot .grid{stroke:var(--line);stroke-width:1}.plot .axis{stroke:var(--soft);stroke-width:1}"
     ".plot .whisker{stroke:var(--soft);stroke-width:1.2}.plot .leader{stroke:var(--soft);stroke-width:.7}"
     ".plot .frontier{stroke:var(--accent);stroke-width:1.6;fill:none;stroke-dasharray:5 4}"
