@@ -18,7 +18,7 @@ from redknot.comm.group import Group
 from redknot.errors import RequestReason
 from redknot.model.profile import Profile
 from redknot.plan.windows import ends
-from redknot.runtime.decision import check_profile, fingerprint, plan_request
+from redknot.runtime.decision import check_fit, fingerprint, plan_request
 from redknot.runtime.library import Library, Refused
 from redknot.runtime.metrics import Metrics
 from redknot.runtime.progress import Request
@@ -41,9 +41,11 @@ class Agreement:
 
         Nothing is reused of the first ``cached`` tokens, which an exact prefix cache holds.
         """
+        if not self.profile.reuses:
+            raise Refused(RequestReason.REUSE_OFF, f"profile {self.profile.name} reuses nothing")
         if self.library is None:
             raise Refused(RequestReason.STORE_UNAVAILABLE, self.unavailable)
-        check_profile(self.profile, self.library.geometry)
+        check_fit(self.profile, self.library.geometry)
         self.library.refresh()
         started = time.perf_counter()
         request.plan = plan_request(self.library, self.profile, request.token_ids, request.spans, cached)

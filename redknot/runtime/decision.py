@@ -36,18 +36,11 @@ def plan_request(
     return make_plan(len(tokens), matches, spans, library.known, profile, library.geometry, foreign, cached)
 
 
-def check_profile(profile: Profile, geometry: Geometry) -> None:
-    """Raise Refused for a profile that reuses nothing or that this geometry cannot run.
+def check_fit(profile: Profile, geometry: Geometry) -> None:
+    """Raise Refused for a profile that this geometry cannot run.
 
     What no geometry could run is no profile: ``Profile`` itself refuses that.
     """
-    if not profile.reuses:
-        raise Refused(RequestReason.REUSE_OFF, f"profile {profile.name} reuses nothing")
-    check_fit(profile, geometry)
-
-
-def check_fit(profile: Profile, geometry: Geometry) -> None:
-    """Raise Refused for a profile that this geometry cannot run."""
     problem = misfit(profile, geometry)
     if problem:
         raise Refused(RequestReason.UNSUPPORTED_MODEL, f"profile {profile.name} does not fit the model: {problem}")

@@ -13,7 +13,17 @@ from pydantic import ValidationError
 from redknot.build.target import make_target
 from redknot.errors import ConfigError
 from redknot.model.geometry import LayerKind, geometry_from_config
-from redknot.model.profile import SHIPPED, FanOutPolicy, Profile, Protected, Selector, Treatment, load_profile, misfit
+from redknot.model.profile import (
+    ARMS,
+    SHIPPED,
+    FanOutPolicy,
+    Profile,
+    Protected,
+    Selector,
+    Treatment,
+    load_profile,
+    misfit,
+)
 from redknot.model.published import published_config
 from redknot.nano.parameters import GEOMETRY
 
@@ -32,7 +42,80 @@ def test_profiles_of_the_repository_load_and_can_be_built(path):
     profile = load_profile(str(path))
     assert profile.name == path.stem
     assert profile.name not in SHIPPED
-    assert make_target(GEOMETRY, [profile], 1, "n").needs
+    assert misfit(profile, FLASH if profile.name.startswith("flash-") else GEOMETRY) == ""
+    if profile.reuses:
+        assert set(profile.needs()) <= set(make_target(GEOMETRY, [profile], 1, "n").needs)
+    else:
+        assert profile.needs() == ()
+
+
+def test_no_two_profiles_are_the_same():
+    profiles = [*SHIPPED.values(), *(load_profile(str(path)) for path in FILES)]
+    assert len({profile.digest() for profile in profiles}) == len(profiles)
+    for_nano = [profile for profile in profiles if not profile.name.startswith("flash-")]
+    assert len({profile.model_dump_json(exclude={"name"}) for profile in for_nano}) == len(for_nano)
+
+
+NO_PICK = {"selector": Selector.NONE, "budget": 0.0}
+VARIANTS = {
+    "prefix": ("recompute", {"prefix_cache": True}),
+    "fan-out": ("recompute", {"fence_layers": 1, "middle_idle": Treatment.FULL, "fan_out": FanOutPolicy(tau=0.8)}),
+    "plain": ("turbo", {"protected": Protected(first_windows=0, last_windows=0, indexed_share=0.0)}),
+    "boundary": ("turbo", {"fence_layers": 1, "fence_idle": Treatment.FULL}),
+    "deviation-15": ("deviation", {"budget": 0.15}),
+    "rowsparse-0": ("rowsparse", {**NO_PICK, "protected": Protected(indexed_share=0.0)}),
+    **{f"rowsparse-{n:02}": ("rowsparse", {"budget": n / 100}) for n in (5, 20, 25, 50)},
+    **{f"rowsparse-fence-{n}": ("rowsparse", {"fence_layers": n}) for n in (0, 2, 3)},
+    **{f"combined-{n}": ("combined", {"budget": n / 100}) for n in (20, 25)},
+    **{f"headsplit-heads-{n}": ("headsplit", {"global_heads": (n,)}) for n in range(1, 8)},
+    "fixed-3": ("rowsparse", {"fan_out": FanOutPolicy(tau=0.5)}),
+    "adaptive-80": ("rowsparse", {"fan_out": FanOutPolicy(tau=0.8)}),
+}
+"""Each file, the profile that it is but for its name, and what it changes there."""
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_files_change_what_their_names_say_and_nothing_else(name):
+    base, changes = VARIANTS[name]
+    like = SHIPPED.get(base) or load_profile(str(ROOT / f"configs/profiles/{base}.json"))
+    profile = load_profile(str(ROOT / f"configs/profiles/{name}.json"))
+    assert profile == like.model_copy(update={"name": name, **changes})
+    ablations = ("rowsparse-", "headsplit-", "combined-", "deviation-", "fixed-", "adaptive-")
+    assert len(changes) == 1 or name == "rowsparse-0" or not name.startswith(ablations)
+
+
+def test_every_file_is_accounted_for():
+    assert {path.stem for path in FILES if not path.stem.startswith("flash-")} == {*VARIANTS, "deviation"}
+
+
+def test_head_tables_try_every_position_of_nano():
+    """With ``headsplit`` itself, which has position 0."""
+    tables = [load_profile(str(path)).global_heads for path in FILES if path.stem.startswith("headsplit-heads-")]
+    assert sorted([SHIPPED["headsplit"].global_heads, *tables]) == [(n,) for n in range(GEOMETRY.heads_per_group)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "arm"),
+    [
+        ({}, "reuse"),
+        ({"fan_out": FanOutPolicy(tau=0.8)}, "reuse"),
+        ({"middle_idle": Treatment.FULL, **NO_PICK, "protected": Protected(indexed_share=0)}, "dense"),
+        (
+            {"middle_idle": Treatment.FULL, **NO_PICK, "protected": Protected(indexed_share=0)}
+            | {"fan_out": FanOutPolicy(tau=0.8)},
+            "fan-out",
+        ),
+    ],
+)
+def test_the_arm_follows_from_what_is_left_out(changes, arm):
+    assert Profile(name="p", **changes).arm == arm
+    assert arm in ARMS
+
+
+@pytest.mark.parametrize("name", [name for name, profile in SHIPPED.items() if profile.reuses])
+def test_what_reuse_leaves_is_no_exact_prefix(name):
+    with pytest.raises(ValueError, match="prefix_cache needs middle_idle full and no fan_out"):
+        Profile.model_validate(SHIPPED[name].model_dump() | {"prefix_cache": True})
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -146,6 +229,7 @@ def test_digests_change_with_the_content():
         {"protected": Protected(last_windows=0)},
         {"protected": Protected(recent_tail=7)},
         {"protected": Protected(indexed_share=0.0)},
+        {"prefix_cache": True},
     ]
     digests = {base.digest(), *(base.model_copy(update=change).digest() for change in changes)}
     assert len(digests) == 1 + len(changes)
@@ -211,13 +295,9 @@ def test_every_reusing_profile_has_a_flash_one():
     assert {f"flash-{name}" for name, profile in SHIPPED.items() if profile.reuses} <= {path.stem for path in FILES}
 
 
-@pytest.mark.parametrize(("name", "tau"), [("fixed-3", 0.5), ("adaptive-80", 0.8)])
-def test_the_profiles_with_fewer_experts(name, tau):
-    """Otherwise they are ``rowsparse``, and its artifacts serve them."""
-    profile = load_profile(str(ROOT / f"configs/profiles/{name}.json"))
-    fan_out = FanOutPolicy(k_min=3, tau=tau)
-    assert profile == SHIPPED["rowsparse"].model_copy(update={"name": name, "fan_out": fan_out})
-    assert profile.needs() == SHIPPED["rowsparse"].needs()
+@pytest.mark.parametrize("name", ["fixed-3", "adaptive-80"])
+def test_artifacts_of_rowsparse_serve_fewer_experts(name):
+    assert load_profile(str(ROOT / f"configs/profiles/{name}.json")).needs() == SHIPPED["rowsparse"].needs()
 
 
 @given(
@@ -256,6 +336,8 @@ def test_a_selector_that_picks_has_all_windows_to_read(selector, budget, share, 
         ({"name": "p", "fan_out": {"k_min": 0}}, "fan_out.k_min"),
         ({"name": "p", "fan_out": {"tau": 0}}, "fan_out.tau"),
         ({"name": "p", "fan_out": {"k_min": 3}}, "fan_out.tau: Field required"),
+        ({"name": "p", "prefix_cache": "perhaps"}, "prefix_cache: Input should be a valid boolean"),
+        ({"name": "p", "prefix_cache": True}, "prefix_cache needs middle_idle full and no fan_out"),
         ({"name": "p", "global_heads": []}, "global_heads must name distinct positions"),
         ({"name": "p", "global_heads": [1, 1]}, "global_heads must name distinct positions"),
         ({"name": "p", "global_heads": [-1]}, "global_heads"),

@@ -13,7 +13,7 @@ from redknot.config import LATENT_BYTES
 from redknot.errors import ReuseUnavailableError, StoreError
 from redknot.latents.sizing import slot_bytes
 from redknot.latents.space import LatentSpace
-from redknot.model.profile import Profile, load_profile
+from redknot.model.profile import load_profile
 from redknot.runtime.engine import Engine, Result
 from redknot.runtime.ledger import recompute_flops, recompute_row_layers
 from redknot.runtime.loaded import Loaded
@@ -229,12 +229,12 @@ REQUESTS = st.lists(
         st.integers(1, 6),  # tokens to generate
     ),
     min_size=2,
-    max_size=8,
+    max_size=6,
 )
 
 
-@pytest.mark.parametrize("blocks", [None, 12, 24, 60])
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("blocks", [None, 12, 40])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(requests=REQUESTS)
 def test_any_requests_answer_as_without_a_cache(
     world: World, served: Served, monkeypatch: pytest.MonkeyPatch, blocks: int | None, requests: list[tuple[int, ...]]
@@ -266,15 +266,3 @@ def shared(one: list[int], other: list[int]) -> int:
     """How many tokens two requests begin with alike."""
     alike = [a == b for a, b in zip(one, other, strict=False)]
     return [*alike, False].index(False)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"middle_idle": "global+z", "middle_active": "global+z", "selector": "none", "budget": 0.0}],
-    ids=["rows", "heads"],
-)
-def test_a_profile_that_leaves_other_latents_keeps_no_prefix(changes: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="prefix_cache needs middle_idle full and no fan_out"):
-        Profile.model_validate({"name": "p", "prefix_cache": True, **changes})
-    with pytest.raises(ValueError, match="prefix_cache needs middle_idle full and no fan_out"):
-        Profile.model_validate(PREFIX.model_dump() | {"fan_out": {"tau": 0.8}})
