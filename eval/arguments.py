@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -151,8 +150,6 @@ def _plan(args: argparse.Namespace, sets: Sets) -> Plan:
     engine, _ = parse_engine(args.engine)
     if args.workers > 1 and engine != EMBEDDED:
         raise ConfigError(f"--workers {args.workers}: a server answers one request after the other here; leave it at 1")
-    if args.workers > (os.cpu_count() or 1):
-        raise ConfigError(f"--workers {args.workers}: this machine has {os.cpu_count()} cores")
     arms = named_arms(args.arms)
     encoder = Encoder.load(checkpoint, chat=not getattr(args, "no_chat", False))
     quality, timing = sets(args, checkpoint, encoder)

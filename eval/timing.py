@@ -15,7 +15,7 @@ import numpy as np
 
 from eval.arms import RECOMPUTE, Arm
 from eval.encoded import Encoded, encoded
-from eval.engines.base import ArmEngine
+from eval.engines.base import ArmEngine, Reply
 from eval.guard import objection, slim
 from eval.progress import progress
 from eval.recorder import TIMING_REJECTED, Recorder
@@ -57,6 +57,12 @@ def shuffled(prompt: Encoded, rng: np.random.Generator) -> Encoded:
         parts += [(prompt.token_ids[at:start], False), (documents[index], True)]
         at = end
     return encoded([*parts, (prompt.token_ids[at:], False)])
+
+
+def _documents(reply: Reply) -> list[dict[str, object]]:
+    """Each document of a timed request: its length, and what was read of it."""
+    kept = ("length", "reused", "recomputed", "cached", "reason")
+    return [{name: one[name] for name in kept} for one in reply.report["documents"]]
 
 
 def untimed(recorder: Recorder, dataset: str, item: str, arms: Iterable[str], pairs: Pairs) -> list[str]:
@@ -111,7 +117,7 @@ class Timer:
                         prompt_sha256=shared.sha256,
                         ttft_request_s=reply.ttft_request_s,
                         ttft_forward_s=reply.ttft_forward_s,
-                        report=slim(reply.report) | {"documents": [dict(one) for one in reply.report["documents"]]},
+                        report=slim(reply.report) | {"documents": _documents(reply)},
                     )
                 )
         for record in records:
@@ -121,12 +127,3 @@ class Timer:
         beside = "" if ran == arm else f"{ran} beside it "
         reason = f"{TIMING_REJECTED}{beside}{reason}"
         return Rejected(run=self.recorder.run.run, dataset=dataset, item=item, arm=arm, reason=reason)
-
-
-def measured(records: Sequence[object], dataset: str, arm: str, state: State = "hot") -> list[float]:
-    """The ratios recompute / arm of the request TTFTs of all measured pairs of an arm."""
-    sides: dict[tuple[str, str, int], dict[str, float]] = {}
-    for one in records:
-        if isinstance(one, Timing) and one.dataset == dataset and one.state == state and not one.warmup:
-            sides.setdefault((one.run, one.item, one.pair), {})[one.arm] = one.ttft_request_s
-    return [side[RECOMPUTE] / side[arm] for side in sides.values() if side.keys() == {RECOMPUTE, arm}]

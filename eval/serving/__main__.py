@@ -94,9 +94,8 @@ def _plan(args: argparse.Namespace, pool: Pool) -> Plan:
         )
     closed = args.concurrency is not None
     levels = _numbers("--concurrency", args.concurrency, int) if closed else _numbers("--levels", args.levels, float)
-    name = "generated" if args.corpus is None else args.corpus.stem
     return Plan(
-        dataset=f"{name}, closed loop" if closed else name,
+        dataset="generated" if args.corpus is None else args.corpus.resolve().stem,
         loop="closed" if closed else "open",
         levels=levels,
         rounds=args.rounds,
@@ -177,7 +176,7 @@ def _print_plan(args: argparse.Namespace, plan: Plan, pool: Pool, arms: Mapping[
 
 
 def _report(args: argparse.Namespace, plan: Plan, recorder: Recorder) -> int:
-    lines = summary(recorder.records, plan.dataset)
+    lines = summary(recorder.records, plan.dataset, plan.loop)
     failed = sum(line.found.errors for line in lines)
     if args.json:
         found = {"results": str(recorder.path), "failed": failed, "loop": plan.loop}

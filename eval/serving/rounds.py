@@ -58,7 +58,7 @@ def turns(plan: Plan, arms: Sequence[str], recorder: Recorder) -> list[Turn]:
     have = Counter(
         Turn(one.level, one.round, one.arm)
         for one in recorder.records
-        if isinstance(one, Load) and one.dataset == plan.dataset
+        if isinstance(one, Load) and (one.dataset, one.loop) == (plan.dataset, plan.loop)
     )
     every = (
         Turn(level, number, arm)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eval.report.sections import sections
+from eval.report.sections import Section, sections
 from eval.report.serving import Level, levels
 from eval.results import Record, Run
-from eval.statistics import Interval, quantile
+from eval.statistics import Interval
 from redknot.cli.common import table
 
 _HEADER = (
@@ -20,29 +20,30 @@ _HEADER = (
 
 @dataclass(frozen=True)
 class Line:
-    """One arm at one level; intervals are over rounds, of the ratio over requests."""
+    """One arm at one level; intervals are clustered by round, of the ratio over requests."""
 
     level: float  # requests a second that arrive, or clients
     arm: str
     found: Level
-    late_s: float  # 95 % of the requests were sent at most so long behind the plan
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {"level": self.level, "arm": self.arm, "late_s": self.late_s} | asdict(self.found)
+        return {"level": self.level, "arm": self.arm} | asdict(self.found)
 
 
-def summary(records: Sequence[Record], dataset: str) -> list[Line]:
-    """The lines of a data set, the latest record of each request."""
+def summary(records: Sequence[Record], dataset: str, loop: str) -> list[Line]:
+    """The lines of a data set in an open or a closed loop, from the latest record of each request."""
     runs = [record for record in records if isinstance(record, Run)]
     of = {run.run: [record for record in records if getattr(record, "run", "") == run.run] for run in runs}
-    lines = []
-    for section in sections([(run, of[run.run]) for run in runs]):
-        loads = [load for load in section.loads if load.dataset == dataset]
-        for (level, arm), found in levels(section, loads).items():
-            late = [load.late_s for load in loads if (load.level, load.arm) == (level, arm)]
-            lines.append(Line(level, arm, found, quantile(late, 0.95)))
-    return lines
+    return [
+        Line(level, arm, found)
+        for section in sections([(run, of[run.run]) for run in runs])
+        for (level, arm), found in levels(section, _loads(section, dataset, loop)).items()
+    ]
+
+
+def _loads(section: Section, dataset: str, loop: str) -> list[Load]:
+    return [load for load in section.loads if (load.dataset, load.loop) == (dataset, loop)]
 
 
 def as_text(lines: Sequence[Line]) -> str:
@@ -64,7 +65,7 @@ def _row(line: Line) -> tuple[object, ...]:
         "" if found.ratio is None else f"{found.ratio:.2f}",
         _ms(found.latency_p50),
         _ms(found.latency_p95),
-        f"{1000 * line.late_s:.1f}",
+        f"{1000 * found.late_p95:.1f}",
     )
 
 
