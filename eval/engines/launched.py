@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,16 +38,18 @@ def free_port() -> int:
 
 @dataclass
 class Launched:
-    """A server on a free port of the loopback. ``log`` keeps what it writes, and a file without a name does otherwise."""
+    """A server on a free port of the loopback. ``log`` keeps what it writes; without, a file that has no name does."""
 
     model: Path | str
     store: Path
     options: Sequence[str] = ()
+    profiles: Sequence[str] = ()  # files of profiles that requests may name
     log: Path | None = None
     environment: Mapping[str, str] | None = None  # None: this process's own
     url: str = field(init=False, default="")
     _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
     _out: IO[bytes] | None = field(init=False, default=None)
+    _files: ExitStack = field(init=False, default_factory=ExitStack)
 
     def start(self) -> float:
         """Start it and wait until it is healthy: the seconds that took. ServerError with what it wrote when it ends.
@@ -56,11 +60,13 @@ class Launched:
             raise ConfigError("sglang is not installed here; make venv-sglang sets up an environment that has it")
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        self._out = tempfile.TemporaryFile() if self.log is None else self.log.open("w+b")
+        opened = tempfile.TemporaryFile() if self.log is None else self.log.open("w+b")  # noqa: SIM115  closed by stop
+        self._out = self._files.enter_context(opened)
         command = [
             *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.model), "--device", "cpu"),
             *("--enable-redknot", "--redknot-store", str(self.store), "--host", "127.0.0.1", "--port", str(port)),
             *self.options,
+            *self._configuration(),
         ]
         started = time.perf_counter()
         self._process = subprocess.Popen(
@@ -91,9 +97,7 @@ class Launched:
             if process is not None:
                 _stop(process)
         finally:
-            if self._out is not None:
-                self._out.close()
-                self._out = None
+            self._files.close()
 
     def __enter__(self) -> Launched:
         self.start()
@@ -101,6 +105,16 @@ class Launched:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _configuration(self) -> list[str]:
+        """The options that let requests name more profiles than the shipped ones."""
+        if not self.profiles:
+            return []
+        opened = tempfile.NamedTemporaryFile("w", prefix="redknot-", suffix=".json")  # noqa: SIM115  closed by stop
+        file = self._files.enter_context(opened)
+        json.dump({"profiles": list(self.profiles)}, file)
+        file.flush()
+        return ["--redknot-config", file.name]
 
     def _wait(self, started: float) -> None:
         server = Server(self.url)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,17 +37,7 @@ def launch(model: Path, store: Path, arms: Mapping[str, Arm], tp: int) -> Launch
     check_servable(arms)
     if not is_store(store):
         ArtifactStore(store, create=True).close()
-    options = ["--tp-size", str(tp)]
-    if files := named_files(arms):
-        options += ["--redknot-config", _config_file(files)]
-    return Launched(model, store, options)
-
-
-def _config_file(profiles: tuple[str, ...]) -> str:
-    """A file that outlives the start of the server, which may be started again."""
-    with tempfile.NamedTemporaryFile("w", prefix="redknot-eval-", suffix=".json", delete=False) as file:
-        json.dump({"profiles": profiles}, file)
-    return file.name
+    return Launched(model, store, ["--tp-size", str(tp)], named_files(arms))
 
 
 class SglangEngine:

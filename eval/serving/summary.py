@@ -8,14 +8,14 @@ from typing import Any
 
 from eval.report.sections import Section, sections
 from eval.report.serving import Level, levels
-from eval.results import Record, Run
+from eval.results import Load, Record, Run
 from eval.statistics import Interval
 from redknot.cli.common import table
 
 _HEADER = (
-    ("LEVEL", "ARM", "N", "ERRORS", "REQUESTS/S", "TOKENS/S", "TTFT P50 MS", "TTFT P95 MS", "TTFT RATIO")
-    + ("LATENCY P50 MS", "LATENCY P95 MS", "CLIENT LATE MS")
-)  # fmt: skip
+    *("LEVEL", "ARM", "N", "ERRORS", "REQUESTS/S", "TOKENS/S", "TTFT P50 MS", "TTFT P95 MS", "TTFT RATIO"),
+    *("LATENCY P50 MS", "LATENCY P95 MS", "CLIENT LATE MS"),
+)
 
 
 @dataclass(frozen=True)

@@ -76,17 +76,20 @@ def words(log: Path) -> list[str]:
 
 def test_it_starts_and_ends_with_all_its_processes(sglang, tmp_path):
     log = tmp_path / "log"
-    server = Launched("nano", Path("a store"), ["--tp-size", "2"], log, sglang(HEALTHY))
+    server = Launched("nano", Path("a store"), ["--tp-size", "2"], ["a.json"], log, sglang(HEALTHY))
     with server:
         assert server.running
         assert Server(server.url).healthy()
         said = words(log)
         assert "--enable-redknot" in said
         assert said[said.index("--tp-size") + 1] == "2"
+        config = Path(said[said.index("--redknot-config") + 1])
+        assert config.read_text(encoding="utf-8") == '{"profiles": ["a.json"]}'
         first = int(said[1])
         assert alive(first)
     wait_until_gone(first)
     assert not server.running
+    assert not config.exists()
     server.start()
     second = int(words(log)[1])
     server.stop()

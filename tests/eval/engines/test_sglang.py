@@ -1,4 +1,4 @@
-"""The engine over a server, against one that streams as SGLang does: isolation of arms, and every refusal in one line."""
+"""The engine over a server, against one that streams as SGLang does: arms are kept apart, refusals are one line."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_server_that_is_gone(fake):
     with faking() as other:
         gone = other.url
     engine._server.url = gone  # type: ignore[attr-defined]
-    with pytest.raises(ServerError, match="127.0.0.1"):
+    with pytest.raises(ServerError, match=r"127.0.0.1"):
         engine.answer("turbo", PROMPT, 1)
     engine._server.url = url  # type: ignore[attr-defined]
     engine.answer("turbo", PROMPT, 1)
@@ -134,7 +134,7 @@ def test_a_server_that_is_gone(fake):
 @pytest.mark.parametrize(
     ("health", "message"),
     [
-        ({"checkpoint": "d" * 64}, "serves checkpoint dddddddddddd, and .* give its --model"),
+        ({"checkpoint": "d" * 64}, r"serves checkpoint dddddddddddd, and .* give its --model"),
         ({"checkpoint": None}, "cannot use its store there"),
         ({"tp_size": 2}, "has 2 ranks; give --tp 2"),
         ({"tp_size": None}, "does not say"),
@@ -159,14 +159,14 @@ def test_a_profile_that_the_server_does_not_have(fake):
 
 
 def test_arms_that_no_server_runs():
-    with pytest.raises(ConfigError, match="arm fan-out: .*--engine embedded"):
+    with pytest.raises(ConfigError, match=r"arm fan-out: .*--engine embedded"):
         check_servable(find_arms(["fan-out"]))
     assert [path.rpartition("/")[2] for path in named_files(ARMS)] == ["plain.json"]
 
 
 def test_cold_times_need_a_server_of_our_own(fake):
     engine = opened(fake)
-    with pytest.raises(ConfigError, match="cold times need a server that is started here"):
+    with pytest.raises(ConfigError, match=r"cold times need a server that is started here"):
         engine.forget("turbo")
 
 
@@ -181,7 +181,7 @@ def test_addresses_that_lead_nowhere(url):
 def test_a_server_that_is_not_ours(fake):
     server = Server(f"{fake.url}/elsewhere")
     assert not server.healthy()
-    with pytest.raises(ServerError, match="has no /redknot/health; .*--enable-redknot"):
+    with pytest.raises(ServerError, match=r"has no /redknot/health; .*--enable-redknot"):
         server.describe()
 
 

