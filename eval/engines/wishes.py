@@ -10,7 +10,8 @@ from typing import Any
 from eval.arms import RECOMPUTE, Arm
 from eval.encoded import Encoded
 from eval.engines.base import Reply
-from eval.engines.wire import Request, ServerError
+from eval.engines.wire import Request, ServerError, Stream
+from eval.guard import objection
 from redknot.errors import ConfigError
 from redknot.model.profile import SHIPPED, Profile
 
@@ -83,6 +84,14 @@ class Wishes:
             raise ServerError(f"another profile ran: {reply.report['profile']}, not {RECOMPUTE}")
         served: dict[str, Any] = {"profile": profile.name, "profile_digest": profile.digest()}
         return replace(reply, report={**reply.report, **served})
+
+    def counted(self, arm: str, stream: Stream, checkpoint: str) -> Reply:
+        """The reply of a stream that has ended; ServerError also where it does not count as one of its arm."""
+        reply, request = self.reply(arm, stream.reply(checkpoint)), stream.request
+        reason = objection(reply, request.prompt, request.new_tokens, checkpoint, self._arms[arm].profile)
+        if reason is not None:
+            raise ServerError(reason)
+        return reply
 
     @staticmethod
     def _wish(profile: Profile) -> dict[str, Any]:

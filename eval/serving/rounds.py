@@ -13,7 +13,7 @@ from eval.engines.base import Reply
 from eval.engines.server import Server
 from eval.engines.wire import Request, ServerError, Stream
 from eval.engines.wishes import Wishes
-from eval.guard import objection, slim
+from eval.guard import slim
 from eval.progress import progress
 from eval.recorder import Recorder
 from eval.results import Load
@@ -76,7 +76,6 @@ class Loader:
         self, server: Server, arms: Mapping[str, Arm], checkpoint: str, pool: Pool, plan: Plan, recorder: Recorder
     ) -> None:
         self._server = server
-        self._arms = arms
         self._checkpoint = checkpoint  # digest that the server named
         self._pool = pool
         self._plan = plan
@@ -91,7 +90,7 @@ class Loader:
                 for prompt in prompts:
                     request = self._wishes.request(arm, prompt, 1, exact=True)
                     try:
-                        self._reply(arm, self._server.ask(request))
+                        self._wishes.counted(arm, self._server.ask(request), self._checkpoint)
                     except ServerError as error:
                         raise ServerError(f"arm {arm} cannot be measured: {error}") from None
                     bar.update()
@@ -111,7 +110,7 @@ class Loader:
         plan, requests = self._plan, self._requests(turn)
 
         def read(stream: Stream) -> Reply:
-            return self._reply(turn.arm, stream)
+            return self._wishes.counted(turn.arm, stream, self._checkpoint)
 
         if plan.loop == "closed":
             return closed_loop(self._server.url, requests, int(turn.level), read, done)
@@ -120,15 +119,6 @@ class Loader:
     def _requests(self, turn: Turn) -> list[Request]:
         prompts = self._plan.prompts(self._pool, turn.number)
         return [self._wishes.request(turn.arm, prompt, self._plan.new_tokens, exact=True) for prompt in prompts]
-
-    def _reply(self, arm: str, stream: Stream) -> Reply:
-        """What came, when it counts."""
-        reply, request = self._wishes.reply(arm, stream.reply(self._checkpoint)), stream.request
-        profile = self._arms[arm].profile
-        reason = objection(reply, request.prompt, request.new_tokens, self._checkpoint, profile)
-        if reason is not None:
-            raise ServerError(reason)
-        return reply
 
     def _records(self, turn: Turn, shots: Sequence[Shot]) -> Iterator[Load]:
         prompts = self._plan.prompts(self._pool, turn.number)
