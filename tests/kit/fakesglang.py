@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from redknot.model.profile import SHIPPED
+from redknot.model.profile import SHIPPED, load_profile
 
 Event = dict[str, Any]
 DIGESTS = {name: profile.digest() for name, profile in SHIPPED.items()}
@@ -135,13 +137,27 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
+def _server(fake: Fake, port: int) -> ThreadingHTTPServer:
+    server = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"fake": fake}))
+    server.daemon_threads = True
+    return server
+
+
+def launch(words: Sequence[str], **options: Any) -> None:
+    """What `sglang.launch_server` does with these words: serve for ever, on their port and with their profiles."""
+    given = dict(pairwise(words))
+    fake = Fake(**options)
+    if "--redknot-config" in given:
+        sources = json.loads(Path(given["--redknot-config"]).read_text(encoding="utf-8"))["profiles"]
+        fake.digests |= {profile.name: profile.digest() for profile in map(load_profile, sources)}
+    _server(fake, int(given["--port"])).serve_forever()
+
+
 @contextmanager
 def faking(**options: Any) -> Iterator[Fake]:
     """A fake on a free port."""
     fake = Fake(**options)
-    handler = type("Handler", (_Handler,), {"fake": fake})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
+    with _server(fake, 0) as server:
         fake.url = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

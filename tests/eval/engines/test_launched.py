@@ -40,22 +40,6 @@ RAISES = "def f():\n    raise ValueError('no\\nsuch thing')\nf()"
 SILENT = ""
 
 
-@pytest.fixture
-def sglang(tmp_path, monkeypatch):
-    """Puts a module in SGLang's place."""
-
-    def put(source: str) -> dict[str, str]:
-        folder = tmp_path / "site" / "sglang"
-        folder.mkdir(parents=True)
-        (folder / "__init__.py").touch()
-        (folder / "launch_server.py").write_text(source, encoding="utf-8")
-        monkeypatch.syspath_prepend(str(folder.parent))
-        monkeypatch.delitem(sys.modules, "sglang", raising=False)
-        return dict(os.environ) | {"PYTHONPATH": f"{folder.parent}:{ROOT}"}
-
-    return put
-
-
 def alive(pid: int) -> bool:
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,33 @@ def test_cold_times_need_a_server_of_our_own(fake):
     engine = opened(fake)
     with pytest.raises(ConfigError, match=r"cold times need a server that is started here"):
         engine.forget("turbo")
+
+
+def test_a_server_of_our_own(sglang, digest, tmp_path):
+    sglang(f"import sys; from tests.kit.fakesglang import launch; launch(sys.argv[1:], checkpoint={digest!r})")
+    engine = open_engine("sglang", NANO, tmp_path / "store", ARMS, 1)
+    first = engine._launched.url  # type: ignore[attr-defined]
+    assert engine.answer("plain", PROMPT, 2).report["profile"] == "plain"
+    engine.forget("plain")
+    second = engine._launched.url  # type: ignore[attr-defined]
+    assert engine.answer("turbo", PROMPT, 2).report["arm"] == "reuse"
+    assert not Server(first).healthy()
+    engine.close()
+    assert not Server(second).healthy()
+
+
+def test_a_server_of_our_own_that_is_another_is_stopped(sglang, tmp_path):
+    sglang("import sys; from tests.kit.fakesglang import launch; launch(sys.argv[1:])")
+    with pytest.raises(ConfigError, match="serves checkpoint cccccccccccc"):
+        open_engine("sglang", NANO, tmp_path / "store", ARMS, 1)
+    assert not [one for one in Path("/proc").glob("[0-9]*") if str(tmp_path / "store") in words_of(one)]
+
+
+def words_of(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_text(encoding="utf-8").replace("\0", " ")
+    except OSError:
+        return ""
 
 
 @pytest.mark.parametrize("url", ["nowhere", "http://", "http://127.0.0.1:1", "http://[", "http://a b"])
