@@ -90,7 +90,7 @@ class Bench:
         plan = plan_build(target, store_path, self.contents(), None)
         plan.check_space()
         with ArtifactStore(store_path, create=True) as store:
-            build(self.model, store, draft, plan.missing)
+            build(self.model, store, draft, plan.missing, heads=target.heads)
 
     def clear(self) -> int:
         """Remove the store; returns the bytes its artifacts took."""

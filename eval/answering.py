@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.arms import NO_DOCUMENTS, RECOMPUTE, Arm
+from eval.arms import Arm
 from eval.encoded import Encoded
 from eval.engines.base import ArmEngine, Reply
 from eval.guard import objection, slim
 from eval.logits import divergence, same_first
+from eval.names import NO_DOCUMENTS, RECOMPUTE
 
 
 @dataclass(frozen=True)

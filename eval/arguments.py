@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from eval.arms import Arm, find_arms
+from eval.arms import find_arms
 from eval.encoder import Encoder
 from eval.engines.opening import EMBEDDED, parse_engine
 from eval.harness import run
@@ -32,7 +32,7 @@ Sets = Callable[[argparse.Namespace, Path, Encoder], tuple[Sequence[DataSet], Se
 
 
 def base_parser(tool: str, description: str) -> argparse.ArgumentParser:
-    """The arguments of all tools that run arms."""
+    """The arguments of all tools that ask a server or an engine."""
     parser = argparse.ArgumentParser(prog=f"python -m eval.{tool}", description=description, allow_abbrev=False)
     add = parser.add_argument
     add("--model", default="nano", help="folder of a DeepSeek-V4 checkpoint (default: %(default)s, which comes along)")
@@ -85,23 +85,25 @@ def main(
 
     ``sets`` makes the data sets of quality and of timing; ``fixed`` names the options that its results depend on.
     """
+    return guarded(parser, lambda args: _run(tool, args, sets, fixed), argv)
+
+
+def guarded(
+    parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int], argv: Sequence[str] | None = None
+) -> int:
+    """Parse and run; what cannot be done is one line and EXIT_REFUSED."""
     args = parser.parse_args(argv)
-    return guarded(parser.prog, lambda: _run(tool, args, sets, fixed))
-
-
-def guarded(prog: str, run: Callable[[], int]) -> int:
-    """The exit code of ``run``; what goes wrong becomes one line and 2, an interrupt 130."""
     try:
-        return run()
+        return run(args)
     except RedKnotError as error:
-        print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+        print(f"{parser.prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return EXIT_REFUSED
     except OSError as error:
         where = f" {printable(str(error.filename))}:" if error.filename else ""
-        print(f"{prog}: error:{where} {printable(error.strerror or str(error))}", file=sys.stderr)
+        print(f"{parser.prog}: error:{where} {printable(error.strerror or str(error))}", file=sys.stderr)
         return EXIT_REFUSED
     except KeyboardInterrupt:
-        print(f"{prog}: interrupted; the same command goes on from there", file=sys.stderr)
+        print(f"{parser.prog}: interrupted; the same command goes on from there", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
@@ -140,17 +142,12 @@ def named_checkpoint(given: str) -> Path:
     return checkpoint
 
 
-def named_arms(given: str) -> dict[str, Arm]:
-    """The arms of --arms, recompute first; ConfigError for one that is not to be found."""
-    return find_arms(name for name in given.split(",") if name)
-
-
 def _plan(args: argparse.Namespace, sets: Sets) -> Plan:
     checkpoint = named_checkpoint(args.model)
     engine, _ = parse_engine(args.engine)
     if args.workers > 1 and engine != EMBEDDED:
         raise ConfigError(f"--workers {args.workers}: a server answers one request after the other here; leave it at 1")
-    arms = named_arms(args.arms)
+    arms = find_arms(name for name in args.arms.split(",") if name)
     encoder = Encoder.load(checkpoint, chat=not getattr(args, "no_chat", False))
     quality, timing = sets(args, checkpoint, encoder)
     store = args.store if args.store is not None else args.out / "store"
@@ -201,7 +198,7 @@ def plain(value: Any) -> Any:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """The type of a whole number that is not below ``least``."""
+    """A type of arguments: whole numbers from ``least`` on."""
 
     def whole(text: str) -> int:
         value = int(text)

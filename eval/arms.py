@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from eval.names import NO_DOCUMENTS, RECOMPUTE
 from redknot.errors import ConfigError
 from redknot.model.profile import SHIPPED, Profile, load_profile
 
-RECOMPUTE = "recompute"
-NO_DOCUMENTS = "no-documents"  # recompute of the question alone: what the documents are worth; not an arm to be named
 _FOLDERS = (Path("configs/profiles"), Path(__file__).resolve().parents[1] / "configs/profiles")
 
 

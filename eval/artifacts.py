@@ -107,7 +107,7 @@ class Builder:
                     def on_done(content: Content) -> None:
                         bar.update(len(content))
 
-                    result = build(self._loaded.model, store, draft, plan.missing, on_done)
+                    result = build(self._loaded.model, store, draft, plan.missing, on_done, target.heads)
             nbytes = result.nbytes + _bytes_found(store, plan)
         return Built(plan.total, sum(map(len, contents)), len(plan.present), result.seconds, nbytes)
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eval.arms import RECOMPUTE
 from eval.encoded import Encoded
 from eval.engines.base import Reply
+from eval.names import RECOMPUTE
 from redknot.model.profile import Profile
-
-REUSE = "reuse"  # Report.arm of a request that reused
 
 
 def objection(reply: Reply, prompt: Encoded, max_new_tokens: int, checkpoint: str, profile: Profile) -> str | None:
@@ -27,10 +25,9 @@ def objection(reply: Reply, prompt: Encoded, max_new_tokens: int, checkpoint: st
     # A server runs recompute as reuse turned off, under whatever profile it has.
     if profile.name != RECOMPUTE and report["profile_digest"] != profile.digest():
         return f"another profile ran: {report['profile']}"
-    if profile.reuses and report["arm"] != REUSE:
-        return f"ran {report['arm']}: {report['reason']} ({report['detail']})"
-    if not profile.reuses and report["arm"] == REUSE:
-        return "reused documents, which its profile does not"
+    if report["arm"] != profile.arm:
+        why = f"{report['reason']} ({report['detail']})" if report["reason"] is not None else f"not {profile.arm}"
+        return f"ran {report['arm']}: {why}"
     return None
 
 

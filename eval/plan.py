@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from eval.arms import NO_DOCUMENTS
 from eval.artifacts import targets
 from eval.encoder import Encoder
 from eval.items import DataSet, Item
+from eval.names import NO_DOCUMENTS
 from eval.timing import Pairs
 from eval.workers import Opening
 from redknot.build.target import Target

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from eval.answering import Outcome, Question
-from eval.arms import NO_DOCUMENTS
 from eval.encoder import Encoder
 from eval.items import Item
+from eval.names import NO_DOCUMENTS
 from eval.progress import progress
 from eval.recorder import Recorder
 from eval.results import Answer, Rejected

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from eval.results import Answer, Build, Load, Record, Rejected, Results, Run, Timing
+from eval.names import TIMING_REJECTED
+from eval.results import Answer, Build, Fidelity, Load, Record, Rejected, Results, Run, Timing
 from redknot.errors import ConfigError
-
-TIMING_REJECTED = "timing: "  # in front of the reason of what was rejected when it was timed
 
 
 class Recorder:
@@ -41,7 +40,7 @@ class Recorder:
         """All records of the folder."""
         return self._results.records
 
-    def add(self, record: Answer | Timing | Load | Build | Rejected) -> None:
+    def add(self, record: Answer | Timing | Fidelity | Load | Build | Rejected) -> None:
         """Append a record of this run."""
         if not self._written:
             self._results.add(self.run)
@@ -63,6 +62,10 @@ class Recorder:
     def answered(self, dataset: str) -> set[tuple[str, str]]:
         """(item, arm) that have an answer, or were rejected."""
         return {(one.item, one.arm) for one in self.answers(dataset)} | self._rejected(dataset, timing=False)
+
+    def compared(self, dataset: str) -> set[tuple[str, str]]:
+        """(item, arm) whose fidelity is known."""
+        return {(one.item, one.arm) for one in self.records if isinstance(one, Fidelity) and one.dataset == dataset}
 
     def timed(self, dataset: str, item: str, pairs: int) -> set[str]:
         """The arms of an item with at least that many measured hot pairs in one run, or rejected in timing."""

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from redknot.nano.shares import wilson
+
 DRAWS = 2000
 _TAILS = (0.025, 0.975)
 _SEED = 0
@@ -51,11 +53,20 @@ class Drawn:
     value: float
     draws: NDArray[np.float64] | None  # [DRAWS]
     n: int
+    clusters: int
 
-    def interval(self) -> Interval:
-        """The mean with its percentile interval."""
+    def interval(self, limits: tuple[float, float] | None = None) -> Interval:
+        """The mean with its percentile interval.
+
+        ``limits`` of what can be measured (a share's are 0 and 1): equal values in every cluster give equal draws,
+        which is no certainty. Then what none of n items showed may still be a share of them: Wilson's interval.
+        """
         if self.draws is None:
             return Interval(self.value, None, None, self.n)
+        if limits is not None and np.ptp(self.draws) < 1e-6:
+            unseen = wilson(0, self.n)[1]
+            low, high = max(self.value - unseen, limits[0]), min(self.value + unseen, limits[1])
+            return Interval(self.value, low, high, self.n)
         return _interval(self.value, self.draws, self.n)
 
 
@@ -66,20 +77,21 @@ def drawn_mean(values: ArrayLike, clusters: Sequence[str]) -> Drawn:
     sums, counts = np.bincount(of, weights=found), np.bincount(of)
     mean = float(found.mean())
     if len(counts) < 2:
-        return Drawn(mean, None, len(found))
+        return Drawn(mean, None, len(found), 1)
     times = _resampled(len(counts))
-    return Drawn(mean, (times @ sums) / (times @ counts), len(found))
+    return Drawn(mean, (times @ sums) / (times @ counts), len(found), len(counts))
 
 
 def averaged(parts: Sequence[Drawn]) -> Drawn:
     """The mean of several means, each weighing the same: data sets are drawn apart from each other, in turn."""
-    value, n = float(np.mean([part.value for part in parts])), sum(part.n for part in parts)
+    value = float(np.mean([part.value for part in parts]))
+    n, clusters = sum(part.n for part in parts), sum(part.clusters for part in parts)
     rows = [part.draws for part in parts]
     if any(row is None for row in rows):
-        return Drawn(value, None, n)
+        return Drawn(value, None, n, clusters)
     # Equal numbers of contexts meet equal draws: rolled, those of one data set are independent of the next one's.
     rolled = [np.roll(row, 97 * number) for number, row in enumerate(rows) if row is not None]
-    return Drawn(value, np.mean(rolled, axis=0), n)
+    return Drawn(value, np.mean(rolled, axis=0), n, clusters)
 
 
 def clustered_mean(values: ArrayLike, clusters: Sequence[str]) -> Interval:

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.arms import NO_DOCUMENTS, RECOMPUTE
-from eval.results import Answer, Record, Rejected, Timing
+from eval.names import NO_DOCUMENTS, RECOMPUTE, is_informative
+from eval.results import Answer, Record, Rejected, Run, Timing
 from redknot.cli.common import table
-
-INFORMATIVE = 0.10  # by which recompute must beat the answer without documents
 
 
 @dataclass(frozen=True)
@@ -29,11 +27,19 @@ class Line:
 
 
 def summary(records: Sequence[Record], tool: str) -> list[Line]:
-    """Every data set and arm of a tool, in the order in which they were recorded."""
-    runs = {one.run for one in records if one.kind == "run" and one.tool == tool}
-    found = [one for one in records if isinstance(one, Answer | Timing | Rejected) and one.run in runs]
-    seen = dict.fromkeys((one.dataset, one.arm) for one in found)
-    return [_line(dataset, arm, [one for one in found if one.dataset == dataset]) for dataset, arm in seen]
+    """Every data set of a tool, in the order of its records, and every arm, in the order of its runs."""
+    runs = {one.run: one for one in records if isinstance(one, Run) and one.tool == tool}
+    arms = dict.fromkeys([*(arm for run in runs.values() for arm in run.arms), NO_DOCUMENTS])
+    found: dict[str, list[Answer | Timing | Rejected]] = {}
+    for one in records:
+        if isinstance(one, Answer | Timing | Rejected) and one.run in runs:
+            found.setdefault(one.dataset, []).append(one)
+    return [
+        _line(dataset, arm, of_set)
+        for dataset, of_set in found.items()
+        for arm in arms
+        if any(one.arm == arm for one in of_set)
+    ]
 
 
 def _line(dataset: str, arm: str, records: Sequence[Answer | Timing | Rejected]) -> Line:
@@ -54,7 +60,7 @@ def _line(dataset: str, arm: str, records: Sequence[Answer | Timing | Rejected])
 def _ratios(timings: Sequence[Timing], arm: str) -> list[float]:
     pairs: dict[tuple[str, str, int], dict[str, float]] = {}
     for one in timings:
-        if not one.warmup:
+        if not one.warmup and one.state == "hot":
             pairs.setdefault((one.run, one.item, one.pair), {})[one.arm] = one.ttft_request_s
     return [pair[RECOMPUTE] / pair[arm] for pair in pairs.values() if pair.keys() == {RECOMPUTE, arm}]
 
@@ -66,7 +72,7 @@ def _informative(records: Sequence[Answer | Timing | Rejected]) -> bool | None:
     )
     if with_documents is None or without is None:
         return None
-    return with_documents - without >= INFORMATIVE - 1e-9  # shares of whole answers are not exactly 0.1
+    return is_informative(with_documents, without)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -1,7 +1,8 @@
 """Time to the first token, in pairs: recompute and one arm on the same ids, one behind the other, taking turns.
 
 Each pair has the documents in an order of its own, the same one for every arm: what requests have in common is their
-documents and not a prefix, as it is where documents are retrieved. Hot pairs come behind warm-up pairs that read the
+documents and not a prefix, as it is where documents are retrieved. Of fewer than four documents there are fewer orders
+than pairs, so that a prefix cache meets whole prompts again. Hot pairs come behind warm-up pairs that read the
 documents; for a cold pair the arm has forgotten them. The files of artifacts are in the page cache either way.
 """
 
@@ -9,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import factorial
 from typing import Literal
 
 import numpy as np
 
-from eval.arms import RECOMPUTE, Arm
+from eval.arms import Arm
 from eval.encoded import Encoded, encoded
 from eval.engines.base import ArmEngine, Reply
 from eval.guard import objection, slim
+from eval.names import RECOMPUTE, TIMING_REJECTED
 from eval.progress import progress
-from eval.recorder import TIMING_REJECTED, Recorder
+from eval.recorder import Recorder
 from eval.results import Rejected, Timing
 
 State = Literal["hot", "cold"]
@@ -49,10 +52,20 @@ class Pairs:
         return [Turn("cold", False)] * COLD_PAIRS + hot
 
 
-def shuffled(prompt: Encoded, rng: np.random.Generator) -> Encoded:
+def orders(documents: int, turns: int, seed: int) -> list[tuple[int, ...]]:
+    """Random orders of some documents, one a turn; none comes twice before all have come."""
+    rng, seen, found = np.random.default_rng(seed), set[tuple[int, ...]](), list[tuple[int, ...]]()
+    while len(found) < turns:
+        order = tuple(rng.permutation(documents).tolist())
+        if order not in seen or len(seen) == factorial(documents):
+            seen.add(order)
+            found.append(order)
+    return found
+
+
+def reordered(prompt: Encoded, order: Sequence[int]) -> Encoded:
     """A prompt with its documents in another order; what stands between them keeps its place."""
     documents, parts, at = prompt.documents, [], 0
-    order = rng.permutation(len(documents))
     for (start, end), index in zip(prompt.spans, order, strict=True):
         parts += [(prompt.token_ids[at:start], False), (documents[index], True)]
         at = end
@@ -93,8 +106,9 @@ class Timer:
         """All pairs of one arm, recorded together. No two pairs of an item share a number, whatever their runs."""
         records: list[Timing] = []
         first = 1 + max((one.pair for one in self.recorder.timings(dataset, item)), default=-1)
-        for number, turn in enumerate(self.pairs.turns):
-            shared = shuffled(prompt, np.random.default_rng([self.pairs.seed, number]))
+        turns = self.pairs.turns
+        for number, order in enumerate(orders(len(prompt.spans), len(turns), self.pairs.seed)):
+            turn, shared = turns[number], reordered(prompt, order)
             if turn.state == "cold":
                 self.engine.forget(arm)
             for position, name in enumerate((RECOMPUTE, arm) if number % 2 else (arm, RECOMPUTE)):

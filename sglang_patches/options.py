@@ -49,15 +49,14 @@ class Options:
     def read(cls, model: str, store: str | None, profile: str, config: str | None) -> Self:
         """Check everything that can be checked before a model is loaded; ConfigError, StoreError and the like."""
         path = model_path(model)
-        geometry = load_geometry(path)
+        geometry, checked = load_geometry(path), read_config(config)
+        named_profiles(profile, checked.profiles)
         if store is None:
             raise ConfigError(
                 "--enable-redknot needs --redknot-store DIR; build one with python -m redknot.build_artifacts"
             )
         with ArtifactStore(store):
             pass
-        checked = read_config(config)
-        named_profiles(profile, checked.profiles)
         return cls(path, Path(store).absolute(), profile, checked, geometry)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from eval.arms import RECOMPUTE, Arm
+from eval.arms import Arm
 from eval.encoded import Encoded, prompt_sha256
 from eval.engines.base import Reply
+from eval.names import RECOMPUTE
 from redknot.artifact.store import ArtifactStore
 from redknot.build.plan import is_store
 from redknot.runtime.engine import Engine

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from redknot.nano.tokenizer import generator_pieces, to_vocab
 from redknot.nano.worlds import TASKS
 
 TIMING = "timing"
+ANSWER_TOKENS = 8  # no answer is longer
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,15 @@ class Generator:
         """The samples of a task. Each depends on the seed and its number alone: more contexts go on where fewer end."""
         if task not in TASKS:
             raise ConfigError(f"nanoqa has no task {task!r}; it has {', '.join(TASKS)}")
-        self._check(task, draw)
+        # The hardest draw, so that one without samples is refused now and not at the context that shows it.
+        self._sample(np.random.default_rng(0), task, draw.tokens[0], draw.documents[1], draw.questions)
 
         def items() -> Iterator[Item]:
             for number in range(draw.contexts):
                 rng = np.random.default_rng([draw.seed, *task.encode(), number])
                 tokens = int(rng.integers(draw.tokens[0], draw.tokens[1] + 1))
                 documents = int(rng.integers(draw.documents[0], draw.documents[1] + 1))
-                sample = make_sample(rng, self._tokenizer, task, "test", tokens, documents, draw.questions)
+                sample = self._sample(rng, task, tokens, documents, draw.questions)
                 yield from self._items(sample, str(number))
 
         return DataSet(task, items)
@@ -64,8 +65,8 @@ class Generator:
         def items() -> Iterator[Item]:
             for length in lengths:
                 rng = np.random.default_rng([seed, *TIMING.encode(), length])
-                sample = make_sample(rng, self._tokenizer, next(iter(TASKS)), "test", length, documents)
-                yield from islice(self._items(sample, str(length), TIMING), 1)
+                sample = self._sample(rng, next(iter(TASKS)), length, documents, 1)
+                yield from self._items(sample, str(length), TIMING)
 
         return DataSet(TIMING, items)
 
@@ -84,13 +85,17 @@ class Generator:
                 score=_Exactly(expected),
             )
 
-    def _check(self, task: str, draw: Draw) -> None:
-        """InputError for a draw that has no samples; found at the start, not at the context that shows it."""
-        smallest, most = draw.tokens[0], draw.documents[1]
+    def _sample(self, rng: np.random.Generator, task: str, tokens: int, documents: int, questions: int) -> Sample:
+        """One context; InputError for one that there is not, or that the model has no room for."""
+        most = self._encoder.max_positions - ANSWER_TOKENS
+        if tokens > most:
+            raise InputError(f"{tokens} tokens: the model has room for prompts of {most}")
         try:
-            make_sample(np.random.default_rng(0), self._tokenizer, task, "test", smallest, most, draw.questions)
+            return make_sample(rng, self._tokenizer, task, "test", tokens, documents, questions)
         except ValueError as error:
-            raise InputError(f"{smallest} tokens and {most} documents: {error}; give longer contexts") from None
+            raise InputError(
+                f"{tokens} tokens, {documents} documents: {error}; give other --tokens or --documents"
+            ) from None
 
 
 @dataclass(frozen=True)

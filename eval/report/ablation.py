@@ -9,7 +9,8 @@ from typing import Any
 
 from eval.report.blocks import Block, Heading, Paragraph, table
 from eval.report.numbers import NOTHING, change, points, times
-from eval.report.quality import counted, data_sets, interval, overall
+from eval.report.quality import change as change_of
+from eval.report.quality import counted, data_sets, overall, share
 from eval.report.sections import Section
 from eval.report.speed import chosen, speeds
 
@@ -56,9 +57,9 @@ def ablation_part(section: Section, tool: str) -> list[Block]:
             (
                 arm,
                 family.values[arm],
-                points(interval(means[arm].score)) if arm in means else NOTHING,
-                change(interval(means[arm].difference)) if arm in means else NOTHING,
-                change(interval(against[arm].difference)) if arm in against else NOTHING,
+                points(share(means[arm].score)) if arm in means else NOTHING,
+                change(change_of(means[arm].difference)) if arm in means else NOTHING,
+                change(change_of(against[arm].difference)) if arm in against else NOTHING,
                 times(timed[arm].request) if arm in timed else NOTHING,
             )
             for arm in sorted(measured, key=lambda arm: _order(family.values[arm]))

@@ -9,11 +9,9 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from eval.names import NO_DOCUMENTS, NOISE_FLOOR, RECOMPUTE
 from eval.results import Answer, Fidelity, Load, Rejected, Timing
 
-RECOMPUTE = "recompute"
-NO_DOCUMENTS = "no-documents"  # the question alone: its prompt differs on purpose
-NOISE_FLOOR = "noise-floor"
 FIXED = (RECOMPUTE, NO_DOCUMENTS, NOISE_FLOOR)  # mean the same whatever else a profile may say
 
 UNEQUAL_TOKENS = "the arms did not get the same tokens"
@@ -23,7 +21,6 @@ NOT_A_DIVERGENCE = "an error or divergence is not a number of at least 0"
 NOT_A_SHARE = "the top-1 agreement is not between 0 and 1"
 NOT_A_TIME = "a time is not a positive number"
 RAN_DENSE = "the reuse arm ran dense"
-TIMING = "timing: "  # in front of the harness's reason for what it rejected when it was timed
 
 T = TypeVar("T", Answer, Timing, Fidelity, Load)
 Key = Callable[[T], Hashable]

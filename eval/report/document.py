@@ -15,6 +15,7 @@ from eval.report.files import read_runs, results_files
 from eval.report.ledgers import ledger_part
 from eval.report.lengths import length_part
 from eval.report.provenance import provenance_part, rejected_part, warnings
+from eval.report.quality import change
 from eval.report.sections import Section, sections
 from eval.report.serving import serving_part
 from eval.report.standing import Standings, standings
@@ -92,9 +93,9 @@ def _figures(of: Standings) -> dict[str, Any]:
     arms = {}
     for standing in of.arms:
         quality, speed, uses = standing.quality, standing.speed, standing.break_even
-        difference = quality.difference.interval() if quality and quality.difference else None
+        difference = change(quality.difference) if quality else None
         arms[standing.arm] = {
-            "score": vars(quality.score.interval()) if quality else None,
+            "score": vars(quality.score.interval((0.0, 1.0))) if quality else None,
             "difference": vars(difference) if difference else None,
             "hot_request_ratio": vars(speed.request) if speed and speed.request else None,
             "break_even_uses": uses if uses is not None and math.isfinite(uses) else None,

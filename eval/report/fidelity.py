@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from eval.names import NOISE_FLOOR
 from eval.report.blocks import Block, Fold, Heading, Paragraph, Plot, table
 from eval.report.charts.lines import Axis, lines
-from eval.report.checks import NOISE_FLOOR
 from eval.report.numbers import count, nats, points
 from eval.report.sections import Section
 from eval.results import Fidelity

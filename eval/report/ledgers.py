@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from eval.names import NO_DOCUMENTS
 from eval.report.blocks import Block, Fold, Heading, Paragraph, Plot, table
 from eval.report.charts.bars import bars
-from eval.report.checks import NO_DOCUMENTS
 from eval.report.numbers import amount, count, milliseconds, percent
 from eval.report.sections import Section
 from eval.report.speed import chosen, speeds

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from eval.names import RECOMPUTE
 from eval.report.blocks import Block, Fold, Heading, Paragraph, Table, table
-from eval.report.checks import RECOMPUTE
 from eval.report.numbers import count
 from eval.report.sections import Section
 from eval.results import Run

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from eval.report.checks import NO_DOCUMENTS, RECOMPUTE
+from eval.names import NO_DOCUMENTS, RECOMPUTE, is_informative
 from eval.report.sections import Section
 from eval.results import Answer
 from eval.statistics import Drawn, Interval, averaged, drawn_mean
-
-INFORMATIVE = 0.10  # by which recompute must beat the answer without documents
 
 Answers = Mapping[Hashable, Answer]  # of one arm, by item
 
@@ -38,8 +36,7 @@ class DataSet:
         """Whether recompute needs the documents here; None where nothing was asked without them."""
         if RECOMPUTE not in self.arms or NO_DOCUMENTS not in self.arms:
             return None
-        gain = self.arms[RECOMPUTE].score.value - self.arms[NO_DOCUMENTS].score.value
-        return gain >= INFORMATIVE - 1e-9  # 10 points of binary scores are not exactly 0.1
+        return is_informative(self.arms[RECOMPUTE].score.value, self.arms[NO_DOCUMENTS].score.value)
 
 
 def data_sets(section: Section, tool: str, against: str = RECOMPUTE) -> list[DataSet]:
@@ -72,9 +69,14 @@ def counted(sets: Sequence[DataSet]) -> list[DataSet]:
     return [of for of in sets if of.informative is not False] or list(sets)
 
 
-def interval(drawn: Drawn | None) -> Interval | None:
-    """The interval of what there is."""
-    return None if drawn is None else drawn.interval()
+def share(drawn: Drawn | None) -> Interval | None:
+    """The interval of a score or an agreement, where there is one."""
+    return None if drawn is None else drawn.interval((0.0, 1.0))
+
+
+def change(drawn: Drawn | None) -> Interval | None:
+    """The interval of a difference of scores, where there is one."""
+    return None if drawn is None else drawn.interval((-1.0, 1.0))
 
 
 def _quality(answers: Answers, base: Answers) -> Quality:

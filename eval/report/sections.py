@@ -9,17 +9,8 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
-from eval.report.checks import (
-    FIXED,
-    NO_DOCUMENTS,
-    NOISE_FLOOR,
-    RECOMPUTE,
-    TIMING,
-    checked_answers,
-    checked_fidelity,
-    checked_loads,
-    checked_timings,
-)
+from eval.names import NO_DOCUMENTS, NOISE_FLOOR, RECOMPUTE, TIMING_REJECTED
+from eval.report.checks import FIXED, checked_answers, checked_fidelity, checked_loads, checked_timings
 from eval.results import Answer, Build, Fidelity, Load, Record, Rejected, Run, Timing
 
 Runs = Sequence[tuple[Run, Sequence[Record]]]
@@ -133,7 +124,7 @@ class _Latest:
             self._measured(record, "answer")
             self.answers[self.keys.item(record), record.arm] = record
         elif isinstance(record, Rejected):
-            kind = "timing" if record.reason.startswith(TIMING) else "answer"
+            kind = "timing" if record.reason.startswith(TIMING_REJECTED) else "answer"
             self._rejected.setdefault((self.keys.item(record), record.arm, kind), {})[record] = None
             if kind == "answer":
                 self.answers.pop((self.keys.item(record), record.arm), None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from eval.names import RECOMPUTE
 from eval.report.blocks import Block, Heading, Paragraph, Plot, table
 from eval.report.charts.lines import Axis, lines
-from eval.report.checks import RECOMPUTE
 from eval.report.numbers import count, percent, spelled, times
 from eval.report.sections import Section
 from eval.results import Load

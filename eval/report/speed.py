@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import log2
 from typing import Any
 
-from eval.report.checks import RECOMPUTE
+from eval.names import RECOMPUTE
 from eval.report.numbers import amount
 from eval.report.sections import Section
 from eval.results import Build, Timing

@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eval.report.checks import FIXED, NO_DOCUMENTS
-from eval.report.quality import DataSet, Quality, counted, data_sets, interval, overall
+from eval.names import NO_DOCUMENTS
+from eval.report.checks import FIXED
+from eval.report.quality import DataSet, Quality, change, counted, data_sets, overall
 from eval.report.sections import Section
 from eval.report.speed import Speed, break_even, build_seconds_a_token, chosen, speeds
 from eval.statistics import Interval
+
+MIN_CONTEXTS = 20  # of a data set that decides: bootstrap intervals of few are too narrow
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,15 @@ def _ratio(standing: Standing) -> float:
 
 
 def _loses_at_most(of: DataSet, arm: str, margin: float) -> bool:
-    found = interval(of.arms[arm].difference) if arm in of.arms else None
-    return found is not None and found.low is not None and found.low >= -margin - 1e-9
+    drawn = of.arms[arm].difference if arm in of.arms else None
+    found = change(drawn)
+    if drawn is None or found is None or found.low is None or drawn.clusters < MIN_CONTEXTS:
+        return False
+    return found.low >= -margin - 1e-9
 
 
 def _weakest(arm: str, sets: Sequence[DataSet]) -> tuple[str, Interval] | None:
-    found = [(of.name, i) for of in sets if arm in of.arms and (i := interval(of.arms[arm].difference)) is not None]
+    found = [(of.name, i) for of in sets if arm in of.arms and (i := change(of.arms[arm].difference)) is not None]
     return min(found, key=lambda named: named[1].value, default=None) if arm != NO_DOCUMENTS else None
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from eval.names import NO_DOCUMENTS, RECOMPUTE
 from eval.report.blocks import Block, Fold, Heading, Paragraph, Plot, table
 from eval.report.charts.pareto import Point, frontier, pareto
-from eval.report.checks import NO_DOCUMENTS, RECOMPUTE
 from eval.report.numbers import NOTHING, change, count, milliseconds, nats, points, times, uses
-from eval.report.quality import DataSet, interval
-from eval.report.standing import Standing, Standings, fastest
+from eval.report.quality import DataSet, share
+from eval.report.quality import change as change_of
+from eval.report.standing import MIN_CONTEXTS, Standing, Standings, fastest
 from eval.statistics import Interval
 
 MARGINS = (0.01, 0.02, 0.05)  # of score, that a reader may be willing to lose
@@ -21,7 +22,8 @@ _LEGEND = (
     "KL (nats) and top-1 agreement are of the first answer token. Hot TTFT ratio: recompute's time from call to first "
     "token over the arm's, median over pairs; forward: the same for the model alone; p50 and p95: the arm's own "
     "times from the call. Break-even: how often the documents of a request must be used until building them has paid. "
-    "In brackets: 95 % bootstrap intervals, for scores clustered by context. Rejected: records that do not count."
+    "In brackets: 95 % bootstrap intervals, for scores clustered by context (Wilson's where all are equal). Rejected: "
+    "records that do not count."
 )
 
 
@@ -53,14 +55,14 @@ def _choice(standings: Standings) -> list[Block]:
             rows.append((first, "none: recompute", NOTHING, NOTHING, NOTHING, NOTHING))
         else:
             assert arm.speed is not None
-            difference = change(interval(arm.quality.difference)) if arm.quality else NOTHING
+            difference = change(change_of(arm.quality.difference)) if arm.quality else NOTHING
             rows.append(
                 (first, arm.arm, times(arm.speed.request), difference, _weakest_text(arm), uses(arm.break_even))
             )
     header = ("It may lose at most", "Fastest arm", "Hot TTFT ratio", "Difference", "Weakest data set", "Break-even")
     text = (
         "An arm is listed where its loss against recompute, lower end of the 95 % interval, stays within the margin on "
-        "every informative data set, and where it was timed."
+        f"every informative data set, each of at least {MIN_CONTEXTS} contexts, and where it was timed."
     )
     return [Heading("Which profile to ship", 3), table(header, rows, left=2), Paragraph(text)]
 
@@ -87,7 +89,7 @@ def _points(standings: Standings) -> list[Point]:
             continue
         ratio = Interval(1.0, None, None, speed.n) if standing.arm == RECOMPUTE else speed.request
         if ratio is not None:
-            out.append(Point(standing.arm, ratio, standing.quality.score.interval().scaled(100)))
+            out.append(Point(standing.arm, ratio, standing.quality.score.interval((0.0, 1.0)).scaled(100)))
     return out
 
 
@@ -122,10 +124,10 @@ def _one_set(of: DataSet, arms: Sequence[Standing]) -> list[Block]:
 def _figures(standing: Standing) -> tuple[str, ...]:
     quality, speed = standing.quality, standing.speed
     return (
-        points(interval(quality.score)) if quality else NOTHING,
-        change(interval(quality.difference)) if quality else NOTHING,
-        nats(interval(quality.kl)) if quality else NOTHING,
-        points(interval(quality.top1)) if quality else NOTHING,
+        points(share(quality.score)) if quality else NOTHING,
+        change(change_of(quality.difference)) if quality else NOTHING,
+        nats(quality.kl.interval() if quality.kl else None) if quality else NOTHING,
+        points(share(quality.top1)) if quality else NOTHING,
         times(speed.request) if speed else NOTHING,
         times(speed.forward) if speed else NOTHING,
         milliseconds(speed.request_p50) if speed else NOTHING,

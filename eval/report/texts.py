@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 
+from eval.names import NO_DOCUMENTS, RECOMPUTE
 from eval.report.blocks import Block, Fold, Heading, Paragraph, SideBySide
-from eval.report.checks import NO_DOCUMENTS, RECOMPUTE
 from eval.report.sections import Section
 from eval.results import Answer
 

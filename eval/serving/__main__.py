@@ -14,11 +14,10 @@ from eval.arguments import (
     at_least,
     base_parser,
     guarded,
-    named_arms,
     named_checkpoint,
     plain,
 )
-from eval.arms import Arm
+from eval.arms import Arm, find_arms
 from eval.artifacts import Builder, targets
 from eval.engines.server import Server
 from eval.engines.sglang import check_server, launch
@@ -59,14 +58,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 done, 1 done but some request failed, 2 refused, 130 interrupted."""
-    found = parser()
-    args = found.parse_args(argv)
-    return guarded(found.prog, lambda: _run(args))
+    return guarded(parser(), _run, argv)
 
 
 def _run(args: argparse.Namespace) -> int:
     settings()
-    checkpoint, arms = named_checkpoint(args.model), named_arms(args.arms)
+    checkpoint, arms = named_checkpoint(args.model), find_arms(name for name in args.arms.split(",") if name)
     check_servable(arms)
     targets(load_geometry(checkpoint), [arm.profile for arm in arms.values()], args.tp)  # refuses what does not fit
     pool = read_pool(checkpoint, args.corpus or Generated(args.documents, args.document_tokens, args.seed))

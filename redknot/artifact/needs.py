@@ -118,7 +118,7 @@ class Needs:
     latents: bool
     windows: Windows
     stream_fence: int | None  # fence layers at whose entry the residual streams are kept
-    split: tuple[int, tuple[int, ...]] | None  # (fence layers, Global heads of each group) of Z_L
+    split: tuple[int, str] | None  # of Z_L: fence layers, and the name of the head table (``HeadTable.name``)
 
 
 def parse_needs(needs: tuple[str, ...]) -> Needs:
@@ -129,6 +129,6 @@ def parse_needs(needs: tuple[str, ...]) -> Needs:
         if kind == "streams":
             streams = int(rest)
         elif kind == "zl":
-            fence, _, heads = rest.partition(":")
-            split = (int(fence), tuple(int(head) for head in heads.split(",")))
+            fence, _, table = rest.partition(":")
+            split = (int(fence), table)
     return Needs("latents" in needs, stored_windows(needs), streams, split)

@@ -18,6 +18,7 @@ from redknot.artifact.store import ArtifactStore
 from redknot.build.capture import evaluate
 from redknot.build.contents import Content
 from redknot.build.plan import OnContent, Present, find_present, record_names
+from redknot.model.heads import HeadTable
 from redknot.runtime.counters import Counters
 from redknot.runtime.model import Model
 
@@ -68,29 +69,34 @@ def build(
     draft: CertificateDraft,
     contents: Sequence[Content],
     on_done: OnContent = lambda content: None,
+    heads: HeadTable | None = None,
 ) -> BuildResult:
     """Evaluate and publish contents, batch by batch; each batch becomes visible as a whole.
 
     An interrupt publishes what was evaluated, a second one drops it; either way KeyboardInterrupt goes on, nothing is
     half written, and the next build takes up where this one stopped. ``on_done`` is called from the publishing thread
-    too. StoreError when the disk refuses.
+    too. ``heads`` is the head table of the target. StoreError when the disk refuses.
     """
     started, result = time.perf_counter(), BuildResult()
     with _Publisher(store, draft, result, on_done) as publisher:
         for batch in batches(contents, BATCH_TOKENS):
             batch = _still_missing(store, draft, batch, result, on_done)
             if batch:
-                publisher.submit(batch, evaluate_batch(model, draft, batch, result.counters))
+                publisher.submit(batch, evaluate_batch(model, draft, batch, result.counters, heads))
     result.seconds = time.perf_counter() - started
     return result
 
 
 def evaluate_batch(
-    model: Model, draft: CertificateDraft, batch: Sequence[Content], counters: Counters
+    model: Model,
+    draft: CertificateDraft,
+    batch: Sequence[Content],
+    counters: Counters,
+    heads: HeadTable | None = None,
 ) -> list[dict[str, Tensor]]:
     """The sections of each content of a batch."""
     documents = [torch.from_numpy(content.token_ids).long() for content in batch]
-    return evaluate(model, documents, draft.needs, counters, draft.world, BATCH_TOKENS)
+    return evaluate(model, documents, draft.needs, counters, draft.world, BATCH_TOKENS, heads)
 
 
 def _still_missing(

@@ -18,6 +18,7 @@ from redknot.latents.sizing import sized_for
 from redknot.latents.space import LatentSpace
 from redknot.latents.workspace import Workspace
 from redknot.model.geometry import Geometry
+from redknot.model.heads import HeadTable, named_table
 from redknot.runtime.capture import Capture
 from redknot.runtime.counters import Counters
 from redknot.runtime.model import Model
@@ -33,16 +34,18 @@ def evaluate(
     counters: Counters,
     world: int = 1,
     chunk: int = CHUNK_ROWS,
+    heads: HeadTable | None = None,
 ) -> list[dict[str, Tensor]]:
     """Run a batch of documents [n_i] int64, each closed and alone; returns each one's sections by name.
 
     ``model`` holds all heads (one process builds the shards of all ``world`` ranks). Rows
-    run in forwards of about ``chunk``, as in ``prefill``.
+    run in forwards of about ``chunk``, as in ``prefill``. ``heads`` is the head table that the needs name by its hash;
+    ValueError when they name another one.
     """
     lengths = [len(ids) for ids in documents]
     with LatentSpace(model.geometry, sized_for(model.geometry, lengths)) as space, Workspace(space) as memory:
         sessions = [dense_session(memory, length, length, closed=True) for length in lengths]
-        return _evaluate(model, sessions, documents, needs, counters, world, chunk)
+        return _evaluate(model, sessions, documents, needs, counters, world, chunk, heads)
 
 
 def _evaluate(
@@ -53,13 +56,14 @@ def _evaluate(
     counters: Counters,
     world: int,
     chunk: int,
+    heads: HeadTable | None,
 ) -> list[dict[str, Tensor]]:
     geometry = model.geometry
     parsed = parse_needs(needs)
     fence, split = parsed.stream_fence, parsed.split
     capture = Capture()
     if split is not None:
-        capture.global_heads = split[1]
+        capture.heads = named_table(split[1], split[0], geometry, heads)
         capture.local_layers = middle_layers(geometry, split[0])
     if fence is not None:
         capture.stream_layer = geometry.num_layers - fence

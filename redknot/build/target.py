@@ -15,6 +15,7 @@ from redknot.artifact.sections import section_specs
 from redknot.comm.shard import Shard
 from redknot.errors import ConfigError
 from redknot.model.geometry import Geometry
+from redknot.model.heads import HeadTable
 from redknot.model.profile import Profile, misfit
 from redknot.runtime.identity import PROMPT_ENCODER
 
@@ -29,6 +30,7 @@ class Target:
     needs: tuple[str, ...]
     world: int  # 1 unless something is sharded
     namespace: str
+    heads: HeadTable | None = None  # of Z_L, where something is of it
 
     def draft(self, model: ModelIdentity) -> CertificateDraft:
         """What the certificates of this build have in common."""
@@ -70,7 +72,8 @@ def make_target(
     if not namespace or not namespace.isprintable():
         raise ConfigError(f"{namespace!r} is no namespace: it must be printable and not empty")
     world = tp_size if any(need_is_sharded(need) for need in needs) else 1
-    return Target(geometry, needs, world, namespace)
+    heads = next((profile.heads(geometry) for profile in profiles if profile.splits_heads), None)
+    return Target(geometry, needs, world, namespace, heads)
 
 
 def united_needs(geometry: Geometry, profiles: Sequence[Profile]) -> tuple[str, ...]:

@@ -97,6 +97,7 @@ def _line(arm: str, result: Result) -> str:
     report = result.report
     why = f" dense: {report.reason} ({report.detail})" if report.reason is not None and arm == "reuse" else ""
     reused = f"{report.reused_tokens}/{report.prompt_tokens} tokens reused"
+    reused += f", {report.cached_tokens} cached" if report.cached_tokens else ""
     times = f"TTFT {report.ttft_request_s * 1000:.1f} ms (forward {report.ttft_forward_s * 1000:.1f})"
     ledgers = report.ledgers
     saved = f"row-layers saved {ledgers.token_rows.share:.1%}, FLOPs saved {ledgers.arithmetic.share:.1%}"

@@ -139,7 +139,7 @@ def _build(
             bar.update(len(content))
 
         try:
-            return build(model, store, draft, plan.missing, on_done)
+            return build(model, store, draft, plan.missing, on_done, plan.target.heads)
         except KeyboardInterrupt:
             bar.close()
             print(f"stopped at {done}/{plan.total}{resumed}; the same command goes on from there", file=sys.stderr)

@@ -15,13 +15,14 @@ from redknot.cli.printable import printable
 _SHOWN = 20  # problems printed; --json has all
 
 
-def warnings(report: CorpusReport) -> list[str]:
+def warnings(report: CorpusReport, verb: str = "build") -> list[str]:
     """Lines for stderr: each problem, and what was left out."""
-    lines = [f"redknot build: {printable(str(problem))}\n" for problem in report.problems[:_SHOWN]]
+    said = f"redknot {verb}: "
+    lines = [f"{said}{printable(str(problem))}\n" for problem in report.problems[:_SHOWN]]
     if len(report.problems) > _SHOWN:
-        lines.append(f"redknot build: {plural(len(report.problems) - _SHOWN, 'more problem')}; --json lists all\n")
+        lines.append(f"{said}{plural(len(report.problems) - _SHOWN, 'more problem')}; --json lists all\n")
     if report.empty or report.ignored_files:
-        lines.append(f"redknot build: left out {_counted(report)}\n")
+        lines.append(f"{said}left out {_counted(report)}\n")
     return lines
 
 

@@ -29,6 +29,7 @@ VERBS = {
     "rm": "remove artifacts from a store",
     "gc": "delete old generations, quarantined sections and unfinished builds",
     "store-check": "check the disk tier of latents: every file, and the bytes of its books",
+    "profile-heads": "measure every head's drift on a corpus and choose the Global heads of each layer and group",
     "layout": "show what a model's latents weigh, by layer, block, page and document",
     "doctor": "check the machine, the model and the store, and say what does not fit",
     "report": "rebuild the report of an evaluation from its results files",

@@ -9,7 +9,7 @@ _SHIPPED_NANO = Path(__file__).resolve().parents[2] / "models" / "nano"
 
 
 def find_checkpoint(given: str) -> Path | None:
-    """The absolute folder, None without; ``nano`` is the shipped one, unless there is a folder of that name."""
+    """The absolute folder; ``nano`` is the shipped one, unless a folder has that name. None without a folder."""
     path = Path(given)
     if given == _NANO and not path.exists() and _SHIPPED_NANO.is_dir():
         return _SHIPPED_NANO

@@ -7,10 +7,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from redknot.errors import ConfigError
 from redknot.model.geometry import Geometry
+from redknot.model.heads import HeadTable, fixed_name, fixed_table, load_heads
+from redknot.model.jsonfile import Frozen, read_json
 
 REUSE, DENSE, FAN_OUT = "reuse", "dense", "fan-out"
 ARMS = (REUSE, DENSE, FAN_OUT)
@@ -33,11 +35,10 @@ class Selector(StrEnum):
     DEVIATION = "deviation"  # how far stored latents of one layer are from those that this request computes there
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+_FOLDER = "folder"  # in the context of a validation: where the file lies that is read
 
 
-class FanOutPolicy(_Frozen):
+class FanOutPolicy(Frozen):
     """Adaptive expert fan-out of the middle layers; see :class:`redknot.ops.moe.FanOut`.
 
     The three largest of six weights hold at least half of their sum: with ``k_min`` 3 any ``tau`` up to 0.5 is a fixed
@@ -48,7 +49,7 @@ class FanOutPolicy(_Frozen):
     tau: Annotated[float, Field(gt=0, le=1)]
 
 
-class Protected(_Frozen):
+class Protected(Frozen):
     """Document rows that always run, beside the query and new text."""
 
     first_windows: Annotated[int, Field(ge=0)] = 1  # windows at the start of each relocated run
@@ -57,13 +58,16 @@ class Protected(_Frozen):
     indexed_share: Annotated[float, Field(ge=0, le=1)] = 0.05  # cap of the rows a selector protects, of candidates
 
 
-class Profile(_Frozen):
+class Profile(Frozen):
     """One way to trade recomputation for quality.
 
     ``deviation_layer`` counts for the selector ``deviation`` alone. Latents of layer 0 depend on the token only, and
     up to the first compressed layer on the sliding windows before it. What lies further back, other documents that is,
     shows behind a compressed layer, its single facts behind a CSA layer: the default lies behind the first one of
     nano (two sliding layers, HCA, CSA), of V4-Flash and of V4-Pro.
+
+    ``head_table`` takes the place of ``global_heads`` where layers and groups differ in their Global heads. A profile's
+    file may name the file of a measured one, by its path from there; its positions become part of the profile.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
@@ -78,6 +82,16 @@ class Profile(_Frozen):
     fan_out: FanOutPolicy | None = None  # of the middle layers, whichever rows run in them
     global_heads: tuple[Annotated[int, Field(ge=0)], ...] = (0,)  # positions within each output group
     prefix_cache: bool = False  # keep the exact latents of earlier requests' prefixes
+    head_table: HeadTable | None = None  # positions by layer and group instead
+
+    @field_validator("head_table", mode="before")
+    @classmethod
+    def _read(cls, value: object, info: ValidationInfo) -> object:
+        if not isinstance(value, str):
+            return value
+        if info.context is None:
+            raise ValueError("only a profile in a file may name a head table by its path")
+        return load_heads(info.context[_FOLDER] / value).table
 
     @model_validator(mode="after")
     def _possible(self) -> Profile:
@@ -103,6 +117,8 @@ class Profile(_Frozen):
             raise ValueError("global_heads must name distinct positions, at least one")
         if self.prefix_cache and self.arm != DENSE:
             raise ValueError("prefix_cache needs middle_idle full and no fan_out: other latents are not a prefix's own")
+        if self.head_table is not None and self.global_heads != (0,):
+            raise ValueError("head_table takes the place of global_heads; give one of them")
         return self
 
     @property
@@ -138,6 +154,15 @@ class Profile(_Frozen):
         inside = self.budget > 0 or self.protected.indexed_share > 0 or self.protected.recent_tail > 0
         return self.middle_idle is not Treatment.SKIP or inside or self.protected.last_windows > 0
 
+    @property
+    def global_per_group(self) -> int:
+        """Global heads in each output group."""
+        return len(self.global_heads) if self.head_table is None else self.head_table.per_group
+
+    def heads(self, geometry: Geometry) -> HeadTable:
+        """The Global heads of every layer and group of a model that the profile fits."""
+        return fixed_table(geometry, self.global_heads) if self.head_table is None else self.head_table
+
     def needs(self) -> tuple[str, ...]:
         """What an artifact must hold, sorted; parts that depend on the profile name what they depend on."""
         needs = set()
@@ -146,8 +171,9 @@ class Profile(_Frozen):
             if self.fence_idle is Treatment.FULL and self.fence_layers:
                 needs.add(f"streams:{self.fence_layers}")
         if self.splits_heads:
-            table = ",".join(str(head) for head in sorted(self.global_heads))
-            needs.add(f"zl:{self.fence_layers}:{table}")
+            table = self.head_table
+            name = fixed_name(self.global_heads) if table is None else table.name(self.fence_layers)
+            needs.add(f"zl:{self.fence_layers}:{name}")
         return tuple(sorted(needs))
 
     def digest(self) -> str:
@@ -160,7 +186,9 @@ def misfit(profile: Profile, geometry: Geometry) -> str:
     layers, fences = geometry.num_layers, profile.fence_layers
     if 2 * fences >= layers:
         return f"{layers} layers leave no middle for {fences}+{fences} fence layers"
-    if profile.splits_heads and len(profile.global_heads) >= geometry.heads_per_group:
+    if profile.head_table is not None and (problem := profile.head_table.misfit(geometry)):
+        return problem
+    if profile.splits_heads and profile.global_per_group >= geometry.heads_per_group:
         return f"all {geometry.heads_per_group} heads of a group are Global, none is Local"
     if max(profile.global_heads) >= geometry.heads_per_group:
         return f"Global head {max(profile.global_heads)} in groups of {geometry.heads_per_group} heads"
@@ -217,12 +245,4 @@ def load_profile(name_or_path: str) -> Profile:
     path = Path(name_or_path)
     if not path.is_file():
         raise ConfigError(f"profile {name_or_path!r} is neither a file nor one of {', '.join(SHIPPED)}")
-    try:
-        return Profile.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"profile {path}: not readable ({error})") from None
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        what = first["msg"].removeprefix("Value error, ")  # pydantic's, in front of the messages of _possible
-        raise ConfigError(f"profile {path}: {where + ': ' if where else ''}{what}") from None
+    return read_json(path, "profile", Profile, {_FOLDER: path.parent})

@@ -86,8 +86,8 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
     far_hops = sentences(tokenizer, task="owner", n_documents=many, facts_per_document=[2, 3], n_questions=12)
     far_subjects = sentences(tokenizer, task="about", n_documents=many, facts_per_document=[2, 3], n_questions=12)
     tasks_512 = ((0.35, hops), (0.35, subjects), (0.3, both))
-    tasks_1024 = ((0.3, far_hops), (0.25, far_subjects), (0.35, near), (0.1, long))
-    tasks_2048 = ((0.3, far_hops), (0.25, far_subjects), (0.45, every))
+    tasks_1024 = ((0.1, far_hops), (0.45, far_subjects), (0.35, near), (0.1, long))
+    tasks_2048 = ((0.15, far_hops), (0.3, far_subjects), (0.55, every))
     return [
         Phase("alphabet-256", CORE, 128, 24, 1500, 0.80, ((1.0, induction(256)),)),
         Phase("alphabet-768", CORE, 128, 24, 600, 0.85, ((1.0, induction(768)),)),
@@ -105,7 +105,7 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
         Phase("cool-2048", ALL, 2048, 2, 190, 2.0, ((1.0, full),), topk=TOPK, lr_scale=0.25, lr_left=0.05),
         Phase("near-1024", ALL, 1024, 3, 400, 2.0, ((0.8, near), (0.2, long)), topk=TOPK, lr_scale=0.3),
         Phase("last-2048", ALL, 2048, 2, 130, 2.0, ((1.0, every),), topk=TOPK, lr_scale=0.25, lr_left=0.05),
-        Phase("tasks-512", ALL, 512, 6, 600, 0.975, tasks_512, topk=TOPK, lr_scale=0.5),
+        Phase("tasks-512", ALL, 512, 6, 300, 0.985, tasks_512, topk=TOPK, lr_scale=0.5),
         Phase("tasks-1024", ALL, 1024, 3, 300, 0.985, tasks_1024, topk=TOPK, lr_scale=0.3),
         Phase("tasks-2048", ALL, 2048, 2, 200, 2.0, tasks_2048, topk=TOPK, lr_scale=0.25, lr_left=0.05),
     ]

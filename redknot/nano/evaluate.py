@@ -22,7 +22,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from tqdm import tqdm
 
-from redknot.build.capture import evaluate
+from redknot.build.inmemory import InMemory, in_memory, restored_request
+from redknot.build.target import Target, make_target
 from redknot.latents.session import Session
 from redknot.latents.space import LatentSpace
 from redknot.latents.workspace import Workspace
@@ -35,23 +36,12 @@ from redknot.plan.rows import KnownRun
 from redknot.runtime.counters import Counters
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import dense_session, greedy, prefill
-from redknot.runtime.restore import Source, restored_session, segmented_session
-from redknot.runtime.reuse import choose_rows, prefill_reusing
+from redknot.runtime.restore import Source, segmented_session
+from redknot.runtime.reuse import prefill_reusing
 
 NO_DOCUMENTS = "no-documents"
 SEGMENT_GROUPED = "segment-grouped"
 RECOMPUTE = "recompute"
-
-
-@dataclass(frozen=True)
-class InMemory:
-    """An artifact's sections, kept in a dictionary."""
-
-    sections: dict[str, Tensor]
-
-    def section(self, name: str) -> Tensor:
-        """One section."""
-        return self.sections[name]
 
 
 @dataclass(frozen=True)
@@ -84,13 +74,8 @@ def answer_reusing(
     token_ids, runs = torch.cat(list(segments)), _runs(segments)
     sources = [Source(run, artifact) for run, artifact in zip(runs, artifacts, strict=True)]
     with LatentSpace(model.geometry) as space, Workspace(space) as memory:
-        if profile.reuses_rows:
-            session = restored_session(memory, sources, len(token_ids), length)
-        else:
-            session = segmented_session(memory, runs, len(token_ids), length)
-        counters = Counters()
-        rows = choose_rows(model, session, runs, token_ids, profile, counters)
-        logits = prefill_reusing(model, session, sources, rows, token_ids, profile, counters)
+        session, rows = restored_request(model, memory, sources, token_ids, profile, length)
+        logits = prefill_reusing(model, session, sources, rows, token_ids, profile, Counters())
         return _continue(model, session, logits, length)
 
 
@@ -123,10 +108,10 @@ class Tally:
 
 
 def answers(
-    model: Model, segments: Sequence[Tensor], arms: dict[str, Profile | None], needs: tuple[str, ...], length: int
+    model: Model, segments: Sequence[Tensor], arms: dict[str, Profile | None], target: Target | None, length: int
 ) -> dict[str, Answer]:
     """Every arm's answer to one sample: [BOS], documents..., question."""
-    artifacts = [InMemory(s) for s in evaluate(model, segments[1:-1], needs, Counters())] if needs else []
+    artifacts = in_memory(model, target, segments[1:-1]) if target is not None else []
     found = {}
     for arm, profile in arms.items():
         if arm == NO_DOCUMENTS:
@@ -143,9 +128,8 @@ def answers(
 def run(model: Model, tokenizer: Tokenizer, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Every task and arm over the same samples."""
     arms = {name: None if name in (NO_DOCUMENTS, SEGMENT_GROUPED) else load_profile(name) for name in args.arms}
-    needs = tuple(sorted({need for p in arms.values() if p is not None for need in p.needs()}))
-    if "window_tail" in needs:  # the whole window serves profiles that read the tail only
-        needs = tuple(sorted({*needs, "window_all"} - {"window_tail"}))
+    reusing = [profile for profile in arms.values() if profile is not None and profile.reuses]
+    target = make_target(model.geometry, reusing, 1, "default") if reusing else None
     rows = []
     for task in args.tasks:
         rng = np.random.default_rng([args.seed, sum(task.encode())])
@@ -155,7 +139,7 @@ def run(model: Model, tokenizer: Tokenizer, args: argparse.Namespace) -> list[di
             documents = int(rng.integers(args.documents[0], args.documents[1] + 1))
             sample = make_sample(rng, tokenizer, task, "test", tokens, documents)
             *segments, answer = [torch.tensor(ids) for ids in sample_ids(tokenizer, sample)]
-            found = answers(model, segments, arms, needs, len(answer))
+            found = answers(model, segments, arms, target, len(answer))
             for arm, tally in tallies.items():
                 tally.right += found[arm].tokens == answer.tolist()
                 if RECOMPUTE in found:

@@ -3,10 +3,10 @@
 - ``Fact``: "The code of Marla Quintel is amber 157."
 - ``Owner``: "The owner of old harbour is Marla Quintel."
 - ``Subject``: "This is about Marla Quintel.", whose ``Unnamed`` facts follow: "The code is amber 157."
-- ``Indirect``, asked only: the code of the owner of old harbour.
+- ``Indirect``, asked only: the code of the owner of old harbour, answered in two steps: who that is, and their code.
 
-A question repeats the words of its statement up to "is". Text is assembled from ids (every word is one token, a name is
-two), and the ids equal what the tokenizer returns for the text.
+A question repeats the words of the (first) statement that answers it up to "is". Text is assembled from ids (every word
+is one token, a name is two), and the ids equal what the tokenizer returns for the text.
 """
 
 from __future__ import annotations
@@ -62,9 +62,13 @@ class Unnamed(NamedTuple):
 class Indirect(NamedTuple):
     """A value of the owner of a place."""
 
-    relation: str
     place: Pair
-    value: Pair
+    fact: Fact
+
+    @property
+    def owner(self) -> Owner:
+        """The statement in another document that leads to the fact."""
+        return Owner(self.place, self.fact.first, self.fact.last)
 
 
 Statement = Fact | Owner | Subject | Unnamed
@@ -107,21 +111,33 @@ class Lexicon:
             case Owner():
                 return self._owner(asked)
             case Indirect():
-                return [*self._words(asked.relation, "of", "the"), *self._owner(asked)]
+                return [*self._words(asked.fact.relation, "of", "the"), *self._owner(asked.owner)]
 
-    def stem(self, asked: Question) -> list[int]:
+    def stem(self, asked: Fact | Owner) -> list[int]:
         """Ids of " The <key> is"."""
         return [*self._words("The"), *self.key(asked), *self._words("is")]
 
     def answer(self, asked: Question) -> list[int]:
-        """Ids of " <word> <number>." [3], or of the name and the full stop [5]."""
-        return [*self._name(asked), self.ids["."]] if isinstance(asked, Owner) else self._value(asked)
+        """Ids of " <word> <number>." [3], of the name and the full stop [5], or of both steps [16]."""
+        match asked:
+            case Owner():
+                return [*self._name(asked), self.ids["."]]
+            case Indirect():
+                return [*self.answer(asked.owner), *self.stem(asked.fact), *self.answer(asked.fact)]
+            case _:
+                return self._value(asked)
 
     def question(self, asked: Question) -> list[int]:
-        """Ids of "\\nQuestion: What is the <key>?\\nAnswer: The <key> is"."""
+        """Ids of "\\nQuestion: What is the <key>?\\nAnswer: The <key> is", the key of the first step."""
         ids = self.ids
         ask = [ids["\n"], ids["Question"], ids[":"], *self._words("What", "is", "the"), *self.key(asked), ids["?"]]
-        return [*ask, ids["\n"], ids["Answer"], ids[":"], *self.stem(asked)]
+        return [
+            *ask,
+            ids["\n"],
+            ids["Answer"],
+            ids[":"],
+            *self.stem(asked.owner if isinstance(asked, Indirect) else asked),
+        ]
 
     def _words(self, *words: str) -> list[int]:
         return [self.ids[f" {word}"] for word in words]
@@ -130,10 +146,10 @@ class Lexicon:
         (first, first_tail), (last, last_tail) = whose.first, whose.last
         return [self.ids[f" {first}"], self.ids[first_tail], self.ids[f" {last}"], self.ids[last_tail]]
 
-    def _owner(self, of: Owner | Indirect) -> list[int]:
+    def _owner(self, of: Owner) -> list[int]:
         return [*self._words("own"), self.ids["er"], *self._words("of", *of.place)]
 
-    def _value(self, of: Fact | Unnamed | Indirect) -> list[int]:
+    def _value(self, of: Fact | Unnamed) -> list[int]:
         return [*self._words(*of.value), self.ids["."]]
 
 

@@ -11,15 +11,23 @@ import numpy as np
 from numpy.random import Generator
 from tokenizers import Tokenizer
 
-from redknot.nano.statements import Lexicon, Statement, lexicon
+from redknot.nano.statements import Lexicon, Statement, Subject, Unnamed, lexicon
 
 FRAME_TOKENS = 6  # "Document: old harbour\n" and the last "\n"
 FILLER_MIN, FILLER_MAX = 6, 14  # tokens of one filler sentence
 
 
 def min_document_tokens(lex: Lexicon, statements: Sequence[Statement]) -> int:
-    """The shortest document that holds the statements, each with filler before and behind it."""
-    return FRAME_TOKENS + FILLER_MIN + sum(len(lex.statement(said)) + FILLER_MIN for said in statements)
+    """The shortest document that holds the statements, each with filler before and behind it.
+
+    A subject that ends a document has none behind it: it stands right in front of what it is about.
+    """
+    gaps = len(statements) + (not _ends_with_subject(statements))
+    return FRAME_TOKENS + gaps * FILLER_MIN + sum(len(lex.statement(said)) for said in statements)
+
+
+def _ends_with_subject(statements: Sequence[Statement]) -> bool:
+    return bool(statements) and isinstance(statements[-1], Subject)
 
 
 def _filler(lex: Lexicon, draws: Iterator[float], n_tokens: int) -> list[int]:
@@ -41,8 +49,7 @@ def document_ids(rng: Generator, lex: Lexicon, n_tokens: int, statements: Sequen
     slack = n_tokens - min_document_tokens(lex, statements)
     if slack < 0:
         raise ValueError(f"{len(statements)} statements need {n_tokens - slack} tokens or more, not {n_tokens}")
-    cuts = np.sort(rng.integers(0, slack + 1, size=len(statements)))
-    gaps = (np.diff(cuts, prepend=0, append=slack) + FILLER_MIN).tolist()
+    gaps = _gaps(rng, slack, statements)
     draws = iter(rng.random(2 * n_tokens).tolist())
     ids, slots = lex.ids, lex.slots
     title = [slots[kind][int(next(draws) * len(slots[kind]))] for kind in ("adjective", "place")]
@@ -52,6 +59,21 @@ def document_ids(rng: Generator, lex: Lexicon, n_tokens: int, statements: Sequen
     for said, gap in zip(statements, gaps[1:], strict=True):
         out += lex.statement(said) + _filler(lex, draws, gap)
     return [*out, ids["\n"]]
+
+
+def _gaps(rng: Generator, slack: int, statements: Sequence[Statement]) -> list[int]:
+    """Filler tokens before each statement and behind the last.
+
+    What is over is spread at random, but not in front of values without a name: these stand close to their subject.
+    """
+    gaps = [FILLER_MIN] * len(statements) + [0 if _ends_with_subject(statements) else FILLER_MIN]
+    wide = [index for index, said in enumerate(statements) if not isinstance(said, Unnamed)]
+    if gaps[-1]:
+        wide.append(len(statements))
+    cuts = np.sort(rng.integers(0, slack + 1, size=len(wide) - 1))
+    for index, more in zip(wide, np.diff(cuts, prepend=0, append=slack).tolist(), strict=True):
+        gaps[index] += more
+    return gaps
 
 
 def make_document(rng: Generator, tokenizer: Tokenizer, n_tokens: int, statements: Sequence[Statement]) -> str:

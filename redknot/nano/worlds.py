@@ -2,8 +2,8 @@
 
 - ``single``: every key is stated once.
 - ``latest``: the keys asked for are stated in two documents with different values; the later document holds.
-- ``owner``: two hops; one document names the owner of a place, a later one a value of that person.
-- ``about``: a document ends by saying whom the text behind it is about; the next one states values without a name.
+- ``owner``: two hops; one document names the owner of a place, a later one a value of that person. Both are answered.
+- ``about``: a document ends by saying whom the text behind it is about; the next one begins with values without a name.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _owner(rng: Generator, split: Split, n_documents: int, capacity: int, questi
     pairs = [(Owner(where, fact.first, fact.last), fact) for where, fact in zip(chosen, facts, strict=False)]
     return World(
         place(rng, n_documents, capacity, facts[n_pairs:], pairs),
-        [Indirect(fact.relation, owner.place, fact.value) for owner, fact in pairs],
+        [Indirect(owner.place, fact) for owner, fact in pairs],
         [*(owner for owner, _ in pairs), *facts],
     )
 
@@ -157,8 +157,7 @@ def _about(rng: Generator, split: Split, n_documents: int, capacity: int, questi
         ]
         front, body = documents[2 * number], documents[2 * number + 1]
         front.append(Subject(person.first, person.last))
-        for fact in facts:
-            body.insert(int(rng.integers(len(body) + 1)), Unnamed(fact.relation, fact.value))
+        body[:0] = [Unnamed(fact.relation, fact.value) for fact in facts]
         asked += facts
     order = rng.permutation(len(asked)).tolist()
     stated = [said for document in documents for said in document if isinstance(said, Fact)]

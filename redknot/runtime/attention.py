@@ -170,9 +170,12 @@ def attention(scope: Scope, p: Projections, rows: RowSet, heads: HeadSlice) -> T
     for block in rows.blocks:
         output = _block(scope, p, q_a[block.rows], block, heads).view(block.size, groups, -1, geometry.head_dim)
         z[block.rows] = _project_out(output, heads)
-        if scope.capture is not None and online is not None and z_local is not None:
+        if scope.capture is not None:
+            scope.capture.head_outputs(scope.layer, block, output)
+        if online is not None and z_local is not None:
             # All heads less the Global ones: those are the fewer, and z stays bit for bit what it is without capture.
-            z_global = _project_out(output[:, :, list(scope.capture.global_heads)], online)
+            chosen = output[:, torch.arange(groups).unsqueeze(-1), online.positions]
+            z_global = _project_out(chosen, online)
             torch.sub(z[block.rows], z_global, out=z_local[block.rows])
     if scope.capture is not None and z_local is not None:
         scope.capture.local(scope.layer, z_local.flatten(1))

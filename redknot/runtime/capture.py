@@ -9,7 +9,8 @@ from torch import Tensor
 
 from redknot.latents.segment import Segment
 from redknot.latents.session import Session
-from redknot.runtime.layout import RowSet
+from redknot.model.heads import HeadTable
+from redknot.runtime.layout import Block, RowSet
 from redknot.runtime.model import HeadSlice, Model
 from redknot.runtime.reads import Entries
 
@@ -18,7 +19,7 @@ from redknot.runtime.reads import Entries
 class Capture:
     """Collects, chunk by chunk, the Local heads' contribution and the residual streams a profile needs."""
 
-    global_heads: tuple[int, ...] = ()  # positions within each output group; the others are Local
+    heads: HeadTable | None = None  # the Global ones; the others are Local
     local_layers: range = range(0)  # layers whose Z_L is kept
     stream_layer: int | None = None  # the layer at whose entry the residual streams are kept
     wants_scores: bool = False  # indexer scores summed over rows and layers
@@ -34,9 +35,17 @@ class Capture:
         if layer == self.stream_layer:
             self.streams.append(streams.clone())
 
+    def after_layer(self, layer: int, rows: RowSet, streams: Tensor) -> None:
+        """Called with the residual streams [T, hc, hidden] behind a layer, of the rows that went on to its end."""
+
+    def head_outputs(self, layer: int, block: Block, output: Tensor) -> None:
+        """Called with what some heads leave a layer's output projection, rotated back: [t, G_rank, heads, d]."""
+
     def global_slice(self, model: Model, layer: int) -> HeadSlice | None:
         """The Global heads' weights where this layer's Z_L is kept, else None."""
-        return model.heads(layer, self.global_heads) if layer in self.local_layers else None
+        if self.heads is None or layer not in self.local_layers:
+            return None
+        return model.global_heads(layer, self.heads)
 
     def local(self, layer: int, z_local: Tensor) -> None:
         """Called with Z_L [T, G_rank * R] of a layer."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from redknot.model.heads import HeadTable
 from redknot.ops.hyper import collapse, enter, leave
 from redknot.ops.moe import FanOut, experts_forward, route
 from redknot.ops.norm import rms_norm
@@ -28,7 +29,7 @@ from redknot.runtime.model import Model
 class HeadSplit:
     """Rows of a stage whose Local heads are restored instead of run."""
 
-    global_heads: tuple[int, ...]  # positions within each output group
+    heads: HeadTable  # which ones are Global
     rows: Tensor  # [t] rows of the stage's row set, ascending
     restored: Callable[[int], Tensor]  # of a layer: Z_L [t, G_rank * R]
 
@@ -67,7 +68,10 @@ def forward(model: Model, stages: list[Stage], counters: Counters, capture: Capt
             if capture is not None:
                 capture.before_layer(layer, stage.rows, streams)
             leaves = layer == stage.layers[-1] and len(stage.go_on) < stage.rows.size
-            streams = _layer(model, layer, stage, streams, stage.go_on if leaves else None, counters, capture)
+            go_on = stage.go_on if leaves else None
+            streams = _layer(model, layer, stage, streams, go_on, counters, capture)
+            if capture is not None:
+                capture.after_layer(layer, stage.rows if go_on is None else _only(stage.rows, go_on), streams)
     hidden = rms_norm(collapse(model.weights.head_hc, streams, geometry), model.weights.norm, geometry.norm_eps)
     counters.add_product(len(hidden), geometry.hidden_size, geometry.vocab_size)
     counters.add_product(len(hidden), geometry.hc_mult * geometry.hidden_size, geometry.hc_mult + 1)
@@ -138,7 +142,7 @@ def _still(split: HeadSplit | None, go_on: Tensor) -> HeadSplit | None:
     keep = torch.isin(split.rows, go_on)
     rows = torch.searchsorted(go_on, split.rows[keep])
     restored = split.restored
-    return HeadSplit(split.global_heads, rows, lambda layer: restored(layer)[keep])
+    return HeadSplit(split.heads, rows, lambda layer: restored(layer)[keep])
 
 
 def _only(rows: RowSet, wanted: Tensor) -> RowSet:
@@ -168,7 +172,7 @@ def _projected(scope: Scope, p: Projections, rows: RowSet, split: HeadSplit | No
     whole[split.rows] = False
     for picked, heads in (
         (whole.nonzero().flatten(), everything),
-        (split.rows, model.heads(layer, split.global_heads)),
+        (split.rows, model.global_heads(layer, split.heads)),
     ):
         if len(picked):
             z[picked] = attention(scope, p.of(picked), _only(rows, picked), heads)

@@ -103,7 +103,7 @@ def ledgers(
     # again for window rows comes off the middle, where some of it ran.
     again = counters.window_row_layers
     in_middle = (skipped + again) * middle // missing - again if missing else 0
-    local = heads - len(profile.global_heads) * geometry.o_groups
+    local = heads - profile.global_per_group * geometry.o_groups
     flops = recompute_flops(geometry, tokens, shard, cached)
     ran = tokens - cached
     return Ledgers(
@@ -119,7 +119,7 @@ def structural_ceiling(geometry: Geometry, profile: Profile) -> float:
     if not profile.reuses:
         return 0.0
     middle = max(geometry.num_layers - 2 * profile.fence_layers, 0)
-    return middle / geometry.num_layers * (1 - len(profile.global_heads) / geometry.heads_per_group)
+    return middle / geometry.num_layers * (1 - profile.global_per_group / geometry.heads_per_group)
 
 
 def row_bound(geometry: Geometry, profile: Profile, total: int, protected: int, active: int = 0) -> float:

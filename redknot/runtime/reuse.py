@@ -19,6 +19,7 @@ from redknot.model.geometry import Geometry
 from redknot.model.profile import Profile, Selector, Treatment
 from redknot.ops.moe import FanOut
 from redknot.plan.rows import KnownRun, Rows, pick_rows, protected_rows
+from redknot.runtime.capture import Capture
 from redknot.runtime.counters import Counters
 from redknot.runtime.forward import HeadSplit, Stage, forward
 from redknot.runtime.layout import RowSet
@@ -81,12 +82,17 @@ def prefill_reusing(
 
     PoolFullError, before anything runs, unless every shared block in which rows run could be copied.
     """
-    step = Stages(model, session, sources, rows, token_ids, profile)
-    require_copies(session, step.anywhere)
-    logits = torch.empty(0)
-    for lo, hi in pairwise(step.edges(chunk)):
-        logits = forward(model, step.of(lo, hi), counters)
-    return logits[-1]
+    return run_stages(Stages(model, session, sources, rows, token_ids, profile), counters, chunk)[-1]
+
+
+@torch.inference_mode()
+def run_stages(stages: Stages, counters: Counters, chunk: int = CHUNK_ROWS, capture: Capture | None = None) -> Tensor:
+    """Run a whole request in chunks; returns the logits of its ``stages.last`` rows, [last, vocab]. Errors as above."""
+    require_copies(stages.session, stages.anywhere)
+    logits = []
+    for lo, hi in pairwise(stages.edges(chunk)):
+        logits.append(forward(stages.model, stages.of(lo, hi), counters, capture))
+    return torch.cat(logits)
 
 
 def require_copies(session: Session, running: Tensor) -> None:
@@ -100,11 +106,19 @@ def require_copies(session: Session, running: Tensor) -> None:
 
 
 class Stages:
-    """The stages of one request, chunk by chunk."""
+    """The stages of one request, chunk by chunk; the logits of its ``last`` rows, which all run, count."""
 
     def __init__(
-        self, model: Model, session: Session, sources: Sequence[Source], rows: Rows, token_ids: Tensor, profile: Profile
+        self,
+        model: Model,
+        session: Session,
+        sources: Sequence[Source],
+        rows: Rows,
+        token_ids: Tensor,
+        profile: Profile,
+        last: int = 1,
     ) -> None:
+        self.last = last
         self.model, self.session, self.sources = model, session, sources
         self.token_ids, self.profile, self.rows = token_ids, profile, rows
         self.in_fences, self.in_middle = _where(profile, rows.running)
@@ -144,7 +158,7 @@ class Stages:
             if number + 1 < len(spans):
                 go_on = torch.isin(mine, positions[number + 1]).nonzero().flatten()
             else:
-                go_on = (mine == self.rows.total - 1).nonzero().flatten()
+                go_on = (mine >= self.rows.total - self.last).nonzero().flatten()
             middle = span.start >= fence and span.stop <= layers - fence
             stages.append(
                 Stage(
@@ -181,7 +195,7 @@ class Stages:
         def restored(layer: int) -> Tensor:
             return self._gather(wanted, shard_section(layer, "zl", shard.rank, shard.world)).float()
 
-        return HeadSplit(tuple(sorted(self.profile.global_heads)), rows, restored)
+        return HeadSplit(self.profile.heads(self.model.geometry), rows, restored)
 
     def _gather(self, positions: Tensor, name: str) -> Tensor:
         """Stored rows of a section at request positions, all of which lie in known runs."""

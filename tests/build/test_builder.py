@@ -203,11 +203,11 @@ def test_a_full_disk_stops_the_build_with_its_reason(model, store, draft, target
 def test_a_failed_evaluation_leaves_what_was_published(model, store, draft, contents, monkeypatch):
     native, on_disk = builder.evaluate_batch, threading.Barrier(2)
 
-    def failing(model_, draft_, batch, counters):
+    def failing(model_, draft_, batch, *more):
         if len(batch[0]) > 100:
             on_disk.wait(60)
             raise MemoryError
-        return native(model_, draft_, batch, counters)
+        return native(model_, draft_, batch, *more)
 
     def on_done(content: Content) -> None:
         if content.names == ("d2",):  # the last one of the two batches before

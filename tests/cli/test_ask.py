@@ -96,6 +96,23 @@ def test_one_arm(folder, capsys, arm):
     assert body["ttft_request_ratio"] is None
 
 
+def test_arms_that_read_no_artifact(folder, capsys):
+    """They are compared with recompute too: the second request of a prefix, and every row with fewer experts."""
+    for name in ("prefix", "fan-out"):
+        assert (
+            ask(folder, "--profile", str(ROOT / f"configs/profiles/{name}.json"), "--json", documents=("long.txt",))
+            == 0
+        )
+        body = json.loads(capsys.readouterr().out)
+        found = body["reuse"]
+        assert (found["arm"], found["profile"]) == ("dense" if name == "prefix" else name, name)
+        assert (found["cached_tokens"] > 0, found["reused_tokens"]) == (name == "prefix", 0)
+        assert (body["recompute"]["arm"], body["recompute"]["cached_tokens"]) == ("dense", 0)
+        assert body["ttft_request_ratio"] > 0
+    assert ask(folder, "--profile", str(ROOT / "configs/profiles/prefix.json"), documents=("long.txt",)) == 0
+    assert f" tokens reused, {body['reuse']['prompt_tokens'] // 32 * 32} cached" in capsys.readouterr().out
+
+
 def test_a_fixed_top_three_runs_three_experts_of_every_middle_row(folder, capsys):
     """In the fences all six run; otherwise the profile is ``rowsparse``."""
     counted = {}

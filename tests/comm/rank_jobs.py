@@ -12,11 +12,13 @@ from redknot.comm.group import TorchGroup
 from redknot.model.checkpoint import load_model
 from redknot.model.weights import named_tensors
 from redknot.ops.moe import FanOut
+from redknot.runtime.capture import Capture
 from redknot.runtime.counters import Counters
-from redknot.runtime.forward import forward
+from redknot.runtime.forward import HeadSplit, Stage, forward
 from redknot.runtime.layout import RowSet
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import decode, prefill
+from tests.kit.heads import mixed_table
 from tests.kit.oracle import tokens
 from tests.kit.ranks import SHARDED
 from tests.kit.rows import all_layers, every_row, poisoned_session
@@ -52,6 +54,32 @@ def run(model: Model) -> dict[str, Any]:
         "native": pruned.expert_pairs_native,
         "flops": counters.flops,
     }
+
+
+def split(group: TorchGroup, folder: Path) -> dict[str, Any]:
+    """Rows with restored Local heads under a head table that differs in every layer and group."""
+    checkpoint = Path((folder / "checkpoint.txt").read_text())
+    return run_split(Model(*load_model(checkpoint, shard=group.shard), group))
+
+
+@torch.inference_mode()
+def run_split(model: Model) -> dict[str, Any]:
+    geometry, ids, rows = model.geometry, tokens(LENGTH), torch.arange(LENGTH)
+    heads, last = mixed_table(geometry, 2), geometry.num_layers - 1
+    capture = Capture(heads, range(last))
+    whole = forward(
+        model, [all_layers(RowSet(geometry, (poisoned_session(model, LENGTH),), (rows,)), ids)], Counters(), capture
+    )
+    local = {layer: torch.cat(parts) for layer, parts in capture.z_local.items()}
+    picked = rows[20:150]
+    row_set = RowSet(geometry, (poisoned_session(model, LENGTH),), (rows,))
+    restored = HeadSplit(heads, picked, lambda layer: local[layer][picked])
+    stages = [
+        Stage(range(last), row_set, ids, go_on=rows, split=restored),
+        Stage(range(last, last + 1), row_set, ids, go_on=rows),
+    ]
+    logits = forward(model, stages, Counters())
+    return {"whole": whole, "split": logits, "local": torch.stack(list(local.values()))}
 
 
 def votes(group: TorchGroup, folder: Path) -> list[bool]:

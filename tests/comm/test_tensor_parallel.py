@@ -35,6 +35,15 @@ def test_ranks_equal_one_process(wide: Oracle, alone: dict[str, Any], world: int
     assert all(found["flops"] < alone["flops"] for found in ranks)
 
 
+def test_a_head_table_is_cut_by_the_groups_of_each_rank(wide: Oracle, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.txt").write_text(str(wide.path))
+    alone, ranks = rank_jobs.run_split(wide.model), run_ranks(2, "tests.comm.rank_jobs:split", tmp_path)
+    assert widest(torch.cat([found["local"] for found in ranks], dim=-1), alone["local"]) <= 1e-4
+    for found in ranks:
+        assert widest(found["whole"], found["split"]) <= 1e-4
+        assert widest(found["split"], alone["split"]) <= 1e-4
+
+
 def test_votes(tmp_path: Path) -> None:
     assert run_ranks(2, "tests.comm.rank_jobs:votes", tmp_path) == [[True, False, False, True]] * 2
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from eval.arms import RECOMPUTE, find_arms
+from eval.arms import find_arms
+from eval.names import RECOMPUTE
 from redknot.errors import ConfigError
 from redknot.model.profile import SHIPPED, Profile
 

@@ -12,7 +12,7 @@ from eval.guard import objection, slim
 from tests.kit.arms import CHECKPOINT, FakeEngine, document, ran_dense
 
 PROMPT = encoded([([1], False), ([2, 3, 4], True), ([5, 6], False)])
-ARMS = find_arms(["turbo", "adaptive-80", "headsplit"])
+ARMS = find_arms(["turbo", "adaptive-80", "headsplit", "prefix", "fan-out"])
 
 
 def ask(arm, lie=lambda reply: reply):
@@ -24,7 +24,7 @@ def with_report(**changes):
     return lambda reply: replace(reply, report={**reply.report, **changes})
 
 
-@pytest.mark.parametrize("arm", ["recompute", "turbo", "headsplit"])
+@pytest.mark.parametrize("arm", ARMS)
 def test_an_honest_reply_counts(arm):
     assert ask(arm) is None
 
@@ -39,7 +39,7 @@ def test_an_honest_reply_counts(arm):
         ("turbo", lambda reply: replace(reply, token_ids=(1,) * 5), "unequal output cap: 5 tokens came back"),
         ("turbo", lambda reply: replace(reply, checkpoint="d" * 64), "unequal checkpoint: dddddddddddd answered"),
         ("turbo", with_report(profile_digest="0", profile="other"), "another profile ran: other"),
-        ("recompute", with_report(arm="reuse"), "reused documents, which its profile does not"),
+        ("recompute", with_report(arm="reuse"), "ran reuse: reuse_off"),
         ("recompute", lambda reply: replace(reply, checkpoint=""), "unequal checkpoint"),
     ],
 )
@@ -51,12 +51,9 @@ def test_recompute_may_run_under_a_servers_profile():
     assert ask("recompute", with_report(profile_digest="another", profile="rowsparse")) is None
 
 
-def test_arms_that_reuse_no_documents_need_not_say_reuse():
-    profile = ARMS["recompute"].profile.model_copy(update={"name": "fan-out"})
-    engine = FakeEngine(ARMS)
-    reply = engine.answer("recompute", PROMPT, 4)
-    report = {**reply.report, "arm": "fan-out", "profile_digest": profile.digest()}
-    assert objection(replace(reply, report=report), PROMPT, 4, CHECKPOINT, profile) is None
+def test_fan_out_that_ran_dense_does_not_count_either():
+    assert ask("fan-out", ran_dense) == "ran dense: nothing_to_reuse (no document of the request can be reused)"
+    assert ask("prefix", with_report(arm="fan-out", reason=None)) == "ran fan-out: not dense"
 
 
 def test_of_documents_the_counts_are_kept():

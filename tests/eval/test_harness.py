@@ -37,7 +37,7 @@ def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
 
     def context(*seeds):
-        return "".join(f"Passage {number}:\n{document(60, seed)}\n" for number, seed in enumerate(seeds, 1))
+        return "".join(f"Passage {number}:\n{document(110, seed)}\n" for number, seed in enumerate(seeds, 1))
 
     rows = [{"_id": str(n), "context": context(3 * n, 3 * n + 1, 3 * n + 2), "answers": ["green"]} for n in range(3)]
     write(folder / "hotpotqa.jsonl", *rows)
@@ -102,12 +102,13 @@ def test_every_item_goes_through_every_arm_alike(tool, tmp_path):
     assert str(tmp_path / "out/results.jsonl") in ran.out
     assert "not informative" in ran.out  # this model knows nothing
 
-    assert tool("--only", "quality", "--limit", 2, out="again").code == 0
+    assert tool("--only", "quality", "--limit", 1, out="again").code == 0
+    kept = ("text", "score", "top1", "prompt_sha256")
     again = records(tmp_path, Answer, "again")
-    kept = ("text", "score", "kl", "top1", "prompt_sha256")
-    assert [[getattr(one, name) for name in kept] for one in again] == [
-        [getattr(one, name) for name in kept] for one in answers
-    ]
+    for one, other in zip(answers[: len(ARMS)], again, strict=True):
+        assert [getattr(one, name) for name in kept] == [getattr(other, name) for name in kept]
+        # Documents were built in other batches, whose products round otherwise.
+        assert other.kl == (one.kl and pytest.approx(one.kl, rel=1e-3))
 
 
 def test_processes_answer_the_same(tool, tmp_path):
@@ -139,8 +140,8 @@ def test_a_run_that_is_repeated_does_nothing(tool, fake, tmp_path):
 
 
 def test_more_items_and_arms_are_added(tool, fake, tmp_path):
-    tool("--arms", "turbo", "--limit", 1, "--only", "quality")
-    tool("--arms", "turbo,rowsparse", "--limit", 2, "--only", "quality")
+    tool("--arms", "rowsparse", "--limit", 1, "--only", "quality")
+    tool("--arms", "rowsparse,turbo", "--limit", 2, "--only", "quality")
     answers = records(tmp_path, Answer)
     assert sorted(keys(answers)) == sorted(("hotpotqa", item, arm) for item in "01" for arm in ARMS)
     assert len(records(tmp_path, Run)) == 2

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from eval.arms import find_arms
-from eval.recorder import TIMING_REJECTED, Recorder
+from eval.names import TIMING_REJECTED
+from eval.recorder import Recorder
 from eval.results import Answer, Rejected, Run, read_results
 from redknot.errors import ConfigError
 from tests.eval.conftest import make_run

@@ -90,6 +90,17 @@ def test_equal_input_gives_equal_figures() -> None:
     assert ratio(values, values[::-1]) == ratio(values, values[::-1])
 
 
+def test_items_that_all_agree_leave_room_for_what_they_did_not_show() -> None:
+    same = drawn_mean([1.0] * 50, clusters_of(50, 5))
+    assert (same.interval().low, same.interval().high) == (1.0, 1.0)
+    found = same.interval((0.0, 1.0))
+    assert (found.low, found.high) == (pytest.approx(0.929, abs=5e-4), 1.0)
+    none = drawn_mean([0.0] * 50, clusters_of(50, 5)).interval((-1.0, 1.0))
+    assert (none.low, none.high) == (pytest.approx(-0.071, abs=5e-4), pytest.approx(0.071, abs=5e-4))
+    mixed = drawn_mean([0.0, 1.0] * 25, clusters_of(50, 1))
+    assert mixed.interval((0.0, 1.0)) == mixed.interval()
+
+
 def test_the_mean_of_data_sets_weighs_them_the_same() -> None:
     few, many = drawn_mean([0.0, 1.0], ["a", "b"]), drawn_mean([1.0] * 98, clusters_of(98, 2))
     both = averaged([few, many])

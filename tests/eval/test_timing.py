@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import groupby
+from math import factorial
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.arms import RECOMPUTE, find_arms
+from eval.arms import find_arms
 from eval.encoded import encoded
+from eval.names import RECOMPUTE
 from eval.recorder import Recorder
 from eval.results import Rejected, Timing
-from eval.timing import COLD_PAIRS, Pairs, Timer, shuffled, untimed
+from eval.timing import COLD_PAIRS, Pairs, Timer, orders, reordered, untimed
 from tests.eval.conftest import make_run
 from tests.kit.arms import CHECKPOINT, FakeEngine, ran_dense
 
@@ -43,10 +44,19 @@ def timings(recorder):
 )
 def test_documents_in_another_order_are_the_same_documents(parts, seed):
     prompt = encoded(parts)
-    other = shuffled(prompt, np.random.default_rng(seed))
+    (order,) = orders(len(prompt.spans), 1, seed)
+    other = reordered(prompt, order)
     assert sorted(ids.tolist() for ids in other.documents) == sorted(ids.tolist() for ids in prompt.documents)
     assert len(other) == len(prompt)
     assert sorted(other.token_ids.tolist()) == sorted(prompt.token_ids.tolist())
+
+
+@given(st.integers(0, 5), st.integers(0, 30), st.integers(0, 99))
+def test_no_order_comes_twice_before_all_have_come(documents, turns, seed):
+    found = orders(documents, turns, seed)
+    assert len(found) == turns
+    assert len(set(found)) == min(turns, factorial(documents))
+    assert all(sorted(order) == list(range(documents)) for order in found)
 
 
 def test_every_pair_is_two_requests_on_the_same_tokens(recorder):

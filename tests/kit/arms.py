@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from eval.arms import RECOMPUTE, Arm
+from eval.arms import Arm
 from eval.encoded import Encoded
 from eval.engines.base import Reply
+from eval.names import RECOMPUTE
+from redknot.model.profile import DENSE
 
 CHECKPOINT = "c" * 64
 
@@ -56,13 +58,13 @@ class FakeEngine:
 
 def fake_report(arm: Arm, prompt: Encoded) -> dict[str, Any]:
     """A report as the engine's, of a request whose documents are all reused where the profile reuses."""
-    reuses = arm.profile.reuses
+    dense, reuses = arm.profile.arm == DENSE, arm.profile.reuses
     saving = {"share": 0.5, "saved": 1, "whole": 2}
     return {
-        "arm": "reuse" if reuses else "dense",
+        "arm": arm.profile.arm,
         "profile": arm.name,
         "profile_digest": arm.profile.digest(),
-        "reason": None if reuses else "reuse_off",
+        "reason": "reuse_off" if dense else None,
         "detail": "",
         "prompt_tokens": len(prompt),
         "cached_tokens": 0,

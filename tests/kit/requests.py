@@ -139,8 +139,9 @@ def publish(
     """Build artifacts that serve these profiles, in the order of the documents; one that is there is built again."""
     model = Model(*load_model(checkpoint))
     identity = model_identity(checkpoint, model.geometry, torch.float32, load_settings().cache_dir)
-    draft = make_target(model.geometry, profiles, tp_size, namespace, windows).draft(identity)
-    made = evaluate(model, [torch.tensor(ids) for ids in documents], draft.needs, Counters(), tp_size)
+    target = make_target(model.geometry, profiles, tp_size, namespace, windows)
+    draft, ids = target.draft(identity), [torch.tensor(ids) for ids in documents]
+    made = evaluate(model, ids, draft.needs, Counters(), tp_size, heads=target.heads)
     names = [(f"d{number}",) for number in range(len(documents))]
     with ArtifactStore(store, create=True) as opened:
         return list(

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from redknot.build.target import make_target
 from redknot.errors import ConfigError
 from redknot.model.geometry import LayerKind, geometry_from_config
+from redknot.model.heads import load_heads
 from redknot.model.profile import (
     ARMS,
     SHIPPED,
@@ -68,6 +69,7 @@ VARIANTS = {
     **{f"rowsparse-fence-{n}": ("rowsparse", {"fence_layers": n}) for n in (0, 2, 3)},
     **{f"combined-{n}": ("combined", {"budget": n / 100}) for n in (20, 25)},
     **{f"headsplit-heads-{n}": ("headsplit", {"global_heads": (n,)}) for n in range(1, 8)},
+    "headsplit-table": ("headsplit", {"head_table": load_heads(ROOT / "configs/heads/nano.json").table}),
     "fixed-3": ("rowsparse", {"fan_out": FanOutPolicy(tau=0.5)}),
     "adaptive-80": ("rowsparse", {"fan_out": FanOutPolicy(tau=0.8)}),
 }

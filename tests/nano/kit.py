@@ -10,7 +10,7 @@ from redknot.nano.samples import Sample
 FACT = re.compile(r"The (\w+) of (\w+ \w+) is (\w+ \d+)\.")
 OWNER = re.compile(r"The owner of (\w+ \w+) is (\w+ \w+)\.")
 NAMELESS = re.compile(r"This is about (\w+ \w+)\.|The (\w+) is (\w+ \d+)\.")
-ASKED = re.compile(r"\nQuestion: What is the (.+)\?\nAnswer: The \1 is")
+ASKED = re.compile(r"\nQuestion: What is the (.+)\?\nAnswer: The (.+) is")
 
 
 def facts(text: str) -> dict[tuple[str, str], str]:
@@ -39,8 +39,10 @@ def truth(text: str, asked: str) -> str:
     if asked.startswith("owner of "):
         return owners(text)[asked.removeprefix("owner of ")]
     relation, _, whose = asked.partition(" of ")
-    name = owners(text)[whose.removeprefix("the owner of ")] if whose.startswith("the owner of ") else whose
-    return (nameless(text) | facts(text))[relation, name]
+    if whose.startswith("the owner of "):
+        name = owners(text)[whose.removeprefix("the owner of ")]
+        return f"{name}. The {relation} of {name} is {facts(text)[relation, name]}"
+    return (nameless(text) | facts(text))[relation, whose]
 
 
 def swap_latest(sample: Sample) -> Sample:

@@ -41,12 +41,16 @@ def test_document_ids_are_the_tokenizers_and_length_is_exact(seed: int, kinds: s
     document = LEX.text(ids)
     assert TOKENIZER.encode(document, add_special_tokens=False).ids == ids
     assert len(ids) == n_tokens
-    at = 0
+    at, gaps = 0, []
     for sentence in (LEX.text(LEX.statement(one)) for one in said):
         found = document.index(sentence, at)
         assert found > at  # filler in front of it
+        gaps.append(document[at:found])
         at = found + len(sentence)
-    assert document[at:].strip()  # and behind the last
+    assert bool(document[at:].strip()) == (not kinds.endswith("s"))  # and behind the last, if it is no subject
+    for one, gap in zip(said, gaps, strict=True):
+        if isinstance(one, Unnamed) and gap is not gaps[0]:
+            assert len(TOKENIZER.encode(gap, add_special_tokens=False).ids) == text.FILLER_MIN
 
 
 def test_document_too_short_for_its_facts_is_refused() -> None:

@@ -18,6 +18,7 @@ from redknot.artifact.store import ArtifactStore
 from redknot.build.capture import evaluate
 from redknot.latents.segment import Segment
 from redknot.latents.session import Session
+from redknot.model.heads import fixed_table
 from redknot.model.profile import SHIPPED, Profile, load_profile
 from redknot.plan.rows import KnownRun, Rows
 from redknot.runtime.capture import Capture
@@ -239,7 +240,7 @@ def cut_out(model: Model, ids: Tensor, runs: Sequence[KnownRun]) -> tuple[Tensor
     """Segment-grouped recompute, and per run an "artifact" of the very values it computed, float32."""
     geometry = model.geometry
     middle = middle_layers(geometry, 1)
-    capture = Capture((0,), middle, stream_layer=geometry.num_layers - 1)
+    capture = Capture(fixed_table(geometry, (0,)), middle, stream_layer=geometry.num_layers - 1)
     expected, session = grouped(model, ids, runs, capture)
     streams, z = torch.cat(capture.streams), {layer: torch.cat(capture.z_local[layer]) for layer in middle}
     by_start = {segment.first: segment for segment in session.segments}

@@ -128,7 +128,7 @@ def test_sections_are_what_they_are_on_plain_tensors(model: Model) -> None:
         sessions = [plain_session(space, [], len(ids), 0, restore=False) for ids in documents]
         for session in sessions:
             session.segments[0].closed = True
-        expected = _evaluate(model, sessions, documents, EVERY_NEED, Counters(), 1, 64)
+        expected = _evaluate(model, sessions, documents, EVERY_NEED, Counters(), 1, 64, None)
     for mine, its in zip(found, expected, strict=True):
         assert mine.keys() == its.keys()
         assert all(mine[name].dtype == its[name].dtype and torch.equal(mine[name], its[name]) for name in mine)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from redknot.build.capture import evaluate
 from redknot.model.geometry import geometry_from_config
+from redknot.model.heads import HeadTable
 from redknot.model.profile import RECOMPUTE, SHIPPED, FanOutPolicy, Profile, Protected, Selector, Treatment
 from redknot.plan.rows import KnownRun, Rows
 from redknot.plan.worth import probe_row_layers
@@ -71,6 +72,7 @@ class Sections:
         return self.sections[name]
 
 
+POSITIONS = tuple(((layer, 7), ((layer + 3) % 7, 7)) for layer in range(7))
 PROFILES = {
     **{name: found for name, found in SHIPPED.items() if found.reuses},
     "turbo with fences that skip": profile("turbo", fence_layers=2),
@@ -79,6 +81,7 @@ PROFILES = {
     "no fence": profile("rowsparse", fence_layers=0),
     "one middle layer": profile("combined", fence_layers=3),
     "few experts": profile("rowsparse", fan_out=FanOutPolicy(k_min=2, tau=0.5)),
+    "a head table": profile("combined", head_table=HeadTable(heads_per_group=8, positions=POSITIONS)),
     "full active": Profile(
         name="mixed", middle_active=Treatment.FULL, selector=Selector.INDEXER, budget=0.25, protected=Protected()
     ),
@@ -121,7 +124,7 @@ def reuse(model: Model, chosen: Profile, everything: bool, seen: Seen) -> tuple[
     """One request of two documents; ``seen`` holds the prefill without the probe."""
     documents = [tokens(length) for length in DOCUMENTS]
     ids = torch.cat((tokens(1), *documents, tokens(QUERY)))
-    made = evaluate(model, documents, chosen.needs(), Counters())
+    made = evaluate(model, documents, chosen.needs(), Counters(), heads=chosen.heads(model.geometry))
     sources = [Source(run, Sections(made[int(run.artifact_id)])) for run in RUNS]
     memory, counters = nan_memory(model.geometry), Counters()
     if chosen.reuses_rows:
@@ -144,7 +147,7 @@ def test_savings_are_what_did_not_run(small: Oracle, name: str, everything: bool
     counters, rows = reuse(small.model, chosen, everything, seen)
     found = ledgers(geometry, chosen, TOTAL, counters, {"forward_s": 0.5})
     layers, heads = geometry.num_layers, geometry.num_heads
-    local = heads - len(chosen.global_heads) * geometry.o_groups
+    local = heads - chosen.global_per_group * geometry.o_groups
     native = [TOTAL] * (layers - 1) + [1]
     skipped = [native[layer] - seen.rows[layer] for layer in range(layers)]
     middle = range(chosen.fence_layers, layers - chosen.fence_layers)

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from redknot.latents.session import Session
 from redknot.model.geometry import LayerKind
+from redknot.model.heads import fixed_table
 from redknot.ops.moe import FanOut
 from redknot.runtime.capture import Capture
 from redknot.runtime.counters import Counters
 from redknot.runtime.forward import HeadSplit, Stage, forward
 from redknot.runtime.layout import RowSet
 from redknot.runtime.prefill import decode, dense_session, prefill
+from tests.kit.heads import mixed_table
 from tests.kit.memory import nan_memory
 from tests.kit.naive import naive_forward
 from tests.kit.oracle import Oracle, settled_as
@@ -170,11 +172,12 @@ def test_nothing_but_rows_that_ran_is_written(oracle: Oracle) -> None:
             assert latents.index_keys[130 // ratio :].isnan().all()
 
 
-@pytest.mark.parametrize("global_heads", [(0,), (7, 2)], ids=str)
-def test_heads_in_two_parts_equal_the_whole_layer(small: Oracle, global_heads: tuple[int, ...]) -> None:
-    """Z = Z_L + Z_G: kept while capturing, and restored instead of run."""
+@pytest.mark.parametrize("global_heads", [(0,), (7, 2), None], ids=str)
+def test_heads_in_two_parts_equal_the_whole_layer(small: Oracle, global_heads: tuple[int, ...] | None) -> None:
+    """Z = Z_L + Z_G: kept while capturing, and restored instead of run; None: other heads in every layer and group."""
     geometry, ids = small.geometry, ids_of(small)
-    capture = Capture(global_heads, range(geometry.num_layers - 1), stream_layer=3)
+    heads = mixed_table(geometry, 2) if global_heads is None else fixed_table(geometry, global_heads)
+    capture = Capture(heads, range(geometry.num_layers - 1), stream_layer=3)
     rows = torch.arange(LENGTH)
     with settled_as(small.run(LENGTH, 32)), torch.inference_mode():
         expected = every_row(small.model, ids)
@@ -190,7 +193,7 @@ def test_heads_in_two_parts_equal_the_whole_layer(small: Oracle, global_heads: t
         row_set = RowSet(geometry, (session,), (rows,))
         last = geometry.num_layers - 1
         stages = [
-            Stage(range(last), row_set, ids, go_on=rows, split=HeadSplit(global_heads, picked, restored.__getitem__)),
+            Stage(range(last), row_set, ids, go_on=rows, split=HeadSplit(heads, picked, restored.__getitem__)),
             Stage(range(last, last + 1), row_set, ids, go_on=rows),
         ]
         assert widest(forward(small.model, stages, counters), expected) <= SAME
@@ -198,7 +201,7 @@ def test_heads_in_two_parts_equal_the_whole_layer(small: Oracle, global_heads: t
         few = torch.tensor([0, 39, 40, 77, 125, 131, 298, 299])
         session.tails.clear()
         stages = [
-            Stage(range(last), row_set, ids, go_on=few, split=HeadSplit(global_heads, picked, restored.__getitem__)),
+            Stage(range(last), row_set, ids, go_on=few, split=HeadSplit(heads, picked, restored.__getitem__)),
             Stage(
                 range(last, last + 1),
                 RowSet(geometry, (session,), (few,)),

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from redknot.errors import InputError, ReuseUnavailableError
+from redknot.errors import ConfigError, InputError, ReuseUnavailableError
 from redknot.serving.batch import Ask
 from redknot.serving.engine import ServingEngine
 from tests.kit.miniserver import Job, MiniServer
-from tests.kit.requests import BOS, document
+from tests.kit.requests import BOS, ROOT, document
 from tests.serving.conftest import World
 
 PAGES = 128
@@ -284,3 +284,17 @@ def test_a_step_that_finds_no_room_for_a_copy_fails_alone(world, engine):
     engine.latents.store.free(taken)
     server.run()
     assert agrees(other, expected(world, "turbo", prompt(world), 70, "off"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("prefix", "profile prefix: prefix_cache is for the embedded engine; SGLang has a prefix cache"),
+        ("fan-out", "profile fan-out: fan_out without reuse is for the embedded engine"),
+    ],
+)
+def test_profiles_of_the_embedded_engine_are_refused_by_name(world, name, message):
+    path = str(ROOT / f"configs/profiles/{name}.json")
+    with pytest.raises(ConfigError, match=message) as error:
+        ServingEngine(world.checkpoint, world.store, path, pages=PAGES, requests=8, context=1024)
+    assert "\n" not in str(error.value)

@@ -28,7 +28,7 @@ from sglang_patches.options import (
     refuse_device,
     refuse_unsupported,
 )
-from tests.kit.child import NANO
+from tests.kit.child import NANO, ROOT
 
 MOST = 65536  # positions of nano
 
@@ -105,6 +105,8 @@ def test_profiles_that_there_are_not(empty_store, tmp_path):
     assert "sparserow" in refusal(read, "sparserow")
     (tmp_path / "bad.json").write_text("[]")
     assert "bad.json" in refusal(read, str(tmp_path / "bad.json"))
+    for name in ("prefix", "fan-out"):
+        assert f"profile {name}: " in refusal(read, str(ROOT / f"configs/profiles/{name}.json"))
 
 
 def test_profiles_that_requests_may_name(empty_store, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eval.report.quality import counted, data_sets, interval, overall
+from eval.report.quality import counted, data_sets, overall, share
 from eval.report.standing import fastest, standings
 from eval.report.summary import summary
 from eval.results import Rejected
@@ -33,7 +33,7 @@ def test_items_of_a_context_are_one() -> None:
     records = [answer(f"{c}-{q}", "recompute", float(c % 2), cluster=str(c)) for c in range(8) for q in range(5)]
     (found,) = data_sets(section(records), "nanoqa")
     apart = [one.model_copy(update={"cluster": one.item}) for one in records]
-    (wider, narrower) = (interval(of.arms["recompute"].score) for of in (found, *data_sets(section(apart), "nanoqa")))
+    (wider, narrower) = (share(of.arms["recompute"].score) for of in (found, *data_sets(section(apart), "nanoqa")))
     assert wider is not None
     assert narrower is not None
     assert wider.low is not None
@@ -82,7 +82,7 @@ def test_the_choice_is_the_fastest_arm_within_the_margin_on_every_set() -> None:
     for arm, seconds in (("recompute", 8.0), ("combined", 4.0), ("rowsparse", 2.0), ("turbo", 1.0)):
         records += [timing(pair, arm, seconds) for pair in range(10)]
     found = standings(section(records), "nanoqa")
-    choices = [arm.arm if (arm := fastest(found, margin)) else None for margin in (0.0, 0.05, 0.5)]
+    choices = [arm.arm if (arm := fastest(found, margin)) else None for margin in (0.02, 0.05, 0.5)]
     assert choices == ["combined", "rowsparse", "turbo"]
     turbo = next(standing for standing in found.arms if standing.arm == "turbo")
     assert turbo.weakest is not None
@@ -91,7 +91,7 @@ def test_the_choice_is_the_fastest_arm_within_the_margin_on_every_set() -> None:
 
 
 def test_an_arm_that_is_slower_or_of_one_context_is_no_choice() -> None:
-    slow = [answer(str(n), arm, 1.0) for n in range(9) for arm in ("recompute", "turbo")]
+    slow = [answer(str(n), arm, 1.0) for n in range(30) for arm in ("recompute", "turbo")]
     slow += [timing(pair, arm, s) for pair in range(9) for arm, s in (("recompute", 1.0), ("turbo", 2.0))]
     assert fastest(standings(section(slow), "nanoqa"), 0.5) is None
     one = [record.model_copy(update={"cluster": "same"}) if hasattr(record, "cluster") else record for record in slow]
@@ -99,14 +99,27 @@ def test_an_arm_that_is_slower_or_of_one_context_is_no_choice() -> None:
     assert fastest(standings(section(one), "nanoqa"), 0.5) is None
 
 
+@pytest.mark.parametrize(("contexts", "chosen"), [(19, None), (20, "turbo")])
+def test_few_contexts_decide_nothing(contexts: int, chosen: str | None) -> None:
+    records = [
+        answer(f"{c}-{q}", arm, 1.0, cluster=str(c))
+        for c in range(contexts)
+        for q in range(20)
+        for arm in ("recompute", "turbo")
+    ]
+    records += [timing(pair, arm, s) for pair in range(9) for arm, s in (("recompute", 0.4), ("turbo", 0.1))]
+    found = fastest(standings(section(records), "nanoqa"), 0.02)
+    assert (found.arm if found else None) == chosen
+
+
 def test_the_tables_say_what_was_computed() -> None:
-    records = [answer(str(n), arm, 1.0) for n in range(9) for arm in ("recompute", "turbo")]
+    records = [answer(str(n), arm, 1.0) for n in range(100) for arm in ("recompute", "turbo")]
     records += [timing(pair, arm, s) for pair in range(9) for arm, s in (("recompute", 0.4), ("turbo", 0.1))]
     records += [Rejected(run="run-1", dataset="latest", item="x", arm="turbo", reason="ran dense")]
     choice, everything, one = tables(summary(standings(section(records), "nanoqa"), iter(["a.svg"]), ""))
-    assert [row[1] for row in choice.rows] == ["turbo"] * 3
-    assert cell(everything, "turbo", "Score") == "100.0 [100.0, 100.0]"
-    assert cell(everything, "turbo", "Difference") == "0.0 [0.0, 0.0]"
+    assert [row[1] for row in choice.rows] == ["none: recompute", "none: recompute", "turbo"]
+    assert cell(everything, "turbo", "Score") == "100.0 [96.3, 100.0]"
+    assert cell(everything, "turbo", "Difference") == "0.0 [−3.7, +3.7]"
     assert cell(everything, "turbo", "Hot TTFT ratio") == "4.00x [4.00, 4.00]"
     assert cell(everything, "recompute", "p50 ms") == "400"
     assert cell(one, "turbo", "Rejected") == "1"
