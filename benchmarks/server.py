@@ -26,13 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._paired import in_turns
-from eval.arms import RECOMPUTE, Arm, find_arms
+from eval.arms import Arm, find_arms
 from eval.artifacts import Builder, targets
 from eval.encoded import Encoded
 from eval.engines.server import Server
 from eval.engines.sglang import check_server, launch
 from eval.engines.wire import Request
 from eval.engines.wishes import Wishes
+from eval.names import RECOMPUTE
 from eval.serving.client import closed_loop
 from eval.serving.workload import Generated, Pool, read_pool
 from eval.statistics import Interval, ratio

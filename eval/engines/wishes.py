@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from eval.arms import RECOMPUTE, Arm
+from eval.arms import Arm
 from eval.encoded import Encoded
 from eval.engines.base import Reply
 from eval.engines.wire import Request, ServerError, Stream
 from eval.guard import objection
+from eval.names import RECOMPUTE
 from redknot.errors import ConfigError
 from redknot.model.profile import SHIPPED, Profile
 

@@ -15,7 +15,7 @@ from eval.encoder import Encoder
 from eval.fidelity.prompts import Draw, corpus_set, load_corpus, nano_sets
 from eval.fidelity.work import Line, compare, summary
 from eval.items import DataSet
-from eval.names import NOISE_FLOOR, RECOMPUTE
+from eval.names import NOISE_FLOOR, QUESTION, RECOMPUTE
 from eval.provenance import make_run
 from eval.recorder import Recorder
 from eval.results import Fidelity
@@ -24,7 +24,6 @@ from redknot.errors import ConfigError
 from redknot.model.geometry import load_geometry
 from redknot.runtime.loaded import load
 
-QUESTION = "\nQuestion: What do these documents say?\nAnswer:"
 FIXED = ("corpus_digest", "tokens", "documents", "question", "seed")
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from eval.encoded import Encoded, encoded
+from eval.names import QUESTION
 from redknot.build.contents import tokenise
 from redknot.build.documents import CorpusReport, read_corpus
 from redknot.errors import InputError
@@ -21,7 +22,6 @@ from redknot.model.tokenizer import TOKENIZER_FILE, load_tokenizer
 from redknot.nano.corpus import questions, write_corpus
 from redknot.nano.tokenizer import generator_pieces, to_vocab
 
-QUESTION = "\nQuestion: What do these documents say?\nAnswer:"  # of a corpus that states no facts of the generator's
 _FACTS = 6  # of a generated document
 _PROMPTS, _ARRIVALS = 0, 1  # what is drawn
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.serving.workload import QUESTION, Generated, Pool, arrivals, read_pool
+from eval.names import QUESTION
+from eval.serving.workload import Generated, Pool, arrivals, read_pool
 from redknot.errors import InputError
 from redknot.model.geometry import load_geometry
 from redknot.model.tokenizer import load_tokenizer
