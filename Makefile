@@ -29,7 +29,7 @@ help:
 	@echo "make test       install everything, then lint, type check and run the tests (PYTEST_ARGS=...)"
 	@echo "make test-redknot, make test-sglang   the tests of one environment: $(VENV), $(VENV_SGLANG)"
 	@echo "make venv       set up $(VENV) with the dev and eval extras"
-	@echo "make venv-sglang   set up $(VENV_SGLANG) with the sglang and dev extras"
+	@echo "make venv-sglang   set up $(VENV_SGLANG) with the sglang, dev and eval extras"
 	@echo "make soak       the slow tests: many random operations and killed processes on the latent store, eight ranks"
 	@echo "make eval       measure every profile on nano, then write $(EVAL_OUT)/report.html and docs/results.md"
 	@echo "make lint       ruff: rules and formatting        make format     let ruff repair both"
@@ -107,5 +107,5 @@ $(DEV_STAMP): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 # No constraints: SGLang pins a build of torch that they exclude.
 $(SGLANG_STAMP): pyproject.toml | $(VENV_SGLANG)/bin/python
 	@echo "installing redknot with SGLang into $(VENV_SGLANG); the first time takes several minutes"
-	@$(INSTALL) -e '.[sglang,dev]'
+	@$(INSTALL) -e '.[sglang,dev,eval]'
 	@touch $@

@@ -6,6 +6,8 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 
+from eval.turns import order
+
 
 def timed(run: Callable[[], object], clock: Callable[[], float] = time.thread_time) -> float:
     """Seconds of this thread's processor, so that others who want it count less; of what waits, use another clock.
@@ -21,10 +23,7 @@ def timed(run: Callable[[], object], clock: Callable[[], float] = time.thread_ti
 def in_turns(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """What each side returns in each round. Every side goes first in turn, and every other round runs backwards."""
     found: dict[str, list[float]] = {name: [] for name in sides}
-    names = list(sides)
     for number in range(rounds):
-        first = number // 2 % len(names)
-        order = names[first:] + names[:first]
-        for name in reversed(order) if number % 2 else order:
+        for name in order(list(sides), number):
             found[name].append(sides[name]())
     return found

@@ -1,228 +1,164 @@
-"""TTFT and throughput of the SGLang server: the same prompts with reuse off and on, measured at the client.
+"""TTFT and throughput of the SGLang server at several sizes: recompute and reuse on the same prompts, at the client.
 
     .venv-sglang/bin/python -m benchmarks.server --tokens 1024 2048 4096 --tp-size 1 2 --clients 1 4 16
 
-Starts the server on a free port of the loopback, over documents of 512 tokens from nano's generator. TTFT: three
-warm-up pairs, then pairs in alternating order; the prefix cache is flushed before every request, so that neither arm
-finds what the other one left. The client's TTFT is the time to the first token of a stream; the engine's is in the
-report. Throughput: as many clients as asked for, each sends its next request when it has the answer before; every
-prompt is another choice of documents, the answers have a fixed length, and the prefix cache is emptied before each
-round alone. A request of the reuse arm that ran dense ends the benchmark.
+Starts a server for each number of ranks, over documents of 512 tokens from nano's generator. TTFT: three warm-up pairs,
+then pairs in turns; no request finds in the prefix cache what another one left. The client's TTFT is the time to the
+first token of a stream; the engine's is in the report. Throughput: as many clients as asked for, each sends its next
+request when it has the answer before; every prompt is another choice of documents, the answers have a fixed length. A
+request of the reuse arm that ran dense ends the benchmark. `python -m eval.serving` measures rounds for a report, and
+arrivals that do not wait for answers.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import random
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
+from benchmarks._paired import in_turns
+from eval.arms import Arm, find_arms
+from eval.artifacts import Builder, targets
+from eval.encoded import Encoded
+from eval.engines.server import Server
+from eval.engines.sglang import check_server, launch
+from eval.engines.wire import Request
+from eval.engines.wishes import Wishes
+from eval.names import RECOMPUTE
+from eval.serving.client import closed_loop
+from eval.serving.workload import Generated, Pool, read_pool
 from eval.statistics import Interval, ratio
-from redknot.nano.corpus import questions, write_corpus
+from redknot.cli.common import DEFAULT_MODEL
+from redknot.errors import RedKnotError
+from redknot.model.geometry import load_geometry
 
-ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT_TOKENS = 512
-FACTS = 6  # of a document
-STARTING_S = 300
-ARMS = ("off", "required")
+WARM_UP, ROUNDS = 3, 3
 
 
-@contextmanager
-def server(model: Path, store: Path, profile: str, tp_size: int) -> Iterator[tuple[str, float]]:
-    """A server over a store: its address, and the seconds until it was healthy."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--device", "cpu"),
-        *("--enable-redknot", "--redknot-store", str(store), "--redknot-profile", profile),
-        *("--host", "127.0.0.1", "--port", str(port), "--tp-size", str(tp_size)),
-    ]
-    url, started = f"http://127.0.0.1:{port}", time.perf_counter()
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, start_new_session=True)
-        try:
-            while not _healthy(url):
-                if process.poll() is not None or time.perf_counter() - started > STARTING_S:
-                    log.seek(0)
-                    raise SystemExit(f"the server did not start:\n{log.read()[-3000:].decode(errors='replace')}")
-                time.sleep(0.2)
-            yield url, time.perf_counter() - started
-        finally:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, 9)
+@dataclass
+class Measured:
+    """A server, and what is asked of it."""
+
+    server: Server
+    wishes: Wishes
+    checkpoint: str
+    pool: Pool
+    seed: int
+
+    def prompts(self, tokens: int, count: int) -> list[Encoded]:
+        """Prompts of about so many tokens."""
+        return self.pool.prompts(count, max(tokens // DOCUMENT_TOKENS, 1), [self.seed, tokens])
+
+    def ttft(self, arm: str, tokens: int, pairs: int) -> dict[str, Any]:
+        """Pairs of one length."""
+        [prompt] = self.prompts(tokens, 1)
+        engine: dict[str, list[float]] = {RECOMPUTE: [], arm: []}
+        reused: list[int] = []
+
+        def once(side: str) -> float:
+            stream = self.server.ask(self.wishes.request(side, prompt, 1, exact=True))
+            reply = self.wishes.counted(side, stream, self.checkpoint)
+            engine[side].append(reply.report["ttft_request_s"])
+            reused.append(reply.report["reused_tokens"])
+            return reply.ttft_request_s
+
+        client = in_turns({side: partial(once, side) for side in engine}, WARM_UP + pairs)
+        sides = {"client": client, "engine": engine}
+        times = {name: {side: of[WARM_UP:] for side, of in found.items()} for name, found in sides.items()}
+        return {"tokens": len(prompt), "reused": max(reused)} | {
+            name: {
+                "ratio": asdict(ratio(of[RECOMPUTE], of[arm])),
+                "ms": {side: 1000 * statistics.median(values) for side, values in of.items()},
+            }
+            for name, of in times.items()
+        }
+
+    def throughput(self, arm: str, prompts: Sequence[Encoded], clients: int, answer: int) -> dict[str, Any]:
+        """Requests a second of recompute and an arm over the same prompts, in turns, behind a round that warms up."""
+        sides: dict[str, Callable[[], float]] = {
+            side: partial(self._rate, side, prompts, clients, answer) for side in (RECOMPUTE, arm)
+        }
+        rates = {side: found[1:] for side, found in in_turns(sides, 1 + ROUNDS).items()}
+        return {
+            "clients": clients,
+            "requests_per_s": {side: statistics.median(of) for side, of in rates.items()},
+            "ratio": asdict(ratio(rates[arm], rates[RECOMPUTE])),
+        }
+
+    def _rate(self, side: str, prompts: Sequence[Encoded], clients: int, answer: int) -> float:
+        asked: list[Request] = [self.wishes.request(side, prompt, answer, exact=True) for prompt in prompts]
+        self.server.flush()
+        started = time.perf_counter()
+        shots = closed_loop(
+            self.server.url,
+            asked,
+            clients,
+            lambda stream: self.wishes.counted(side, stream, self.checkpoint),
+            lambda: None,
+        )
+        seconds = time.perf_counter() - started
+        if failed := [shot.error for shot in shots if shot.error]:
+            raise SystemExit(f"{len(failed)} requests of {side} failed: {failed[0]}")
+        return len(prompts) / seconds
 
 
-def _healthy(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
-def post(url: str, body: Mapping[str, Any] | None = None) -> Any:
-    """An answer to be read; SystemExit with what the server says against it."""
-    data = json.dumps(body or {}).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    try:
-        return urllib.request.urlopen(request, timeout=600)
-    except urllib.error.HTTPError as error:
-        raise SystemExit(f"the server answered {error.code}: {error.read(300).decode(errors='replace')}") from None
-
-
-def flush(url: str) -> None:
-    """Empty the prefix cache."""
-    with post(f"{url}/flush_cache"):
-        pass
-
-
-def ask(url: str, ids: Sequence[int], arm: str, tokens: int = 1) -> tuple[float, float, dict[str, Any]]:
-    """One streamed request: seconds to the first token, seconds to the last, and the report."""
-    body = {
-        "input_ids": list(ids),
-        "stream": True,
-        "sampling_params": {
-            "max_new_tokens": tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "custom_params": {"redknot": {"reuse": arm}},
-        },
-    }
-    started, first, last = time.perf_counter(), 0.0, {}
-    with post(f"{url}/generate", body) as answer:
-        for line in answer:
-            if line.startswith(b"data: {"):
-                first = first or time.perf_counter() - started
-                last = json.loads(line[6:])
-    report = last.get("meta_info", {}).get("redknot")
-    if report is None:
-        raise SystemExit(f"no report came with the answer: {json.dumps(last)[:300]}")
-    if arm != "off" and report["arm"] != "reuse":
-        raise SystemExit(f"the reuse arm ran dense: {report['reason']} ({report['detail']})")
-    return first, time.perf_counter() - started, report
-
-
-def measure_ttft(url: str, ids: Sequence[int], pairs: int) -> dict[str, Any]:
-    """The pairs of one length."""
-    client: dict[str, list[float]] = {arm: [] for arm in ARMS}
-    engine: dict[str, list[float]] = {arm: [] for arm in ARMS}
-    reused = 0
-    for number in range(3 + pairs):
-        for arm in ARMS if number % 2 else ARMS[::-1]:
-            flush(url)
-            seconds, _, report = ask(url, ids, arm)
-            reused = max(reused, report["reused_tokens"])
-            if number >= 3:
-                client[arm].append(seconds)
-                engine[arm].append(report["ttft_request_s"])
-    return {
-        "tokens": len(ids),
-        "reused": reused,
-        "client": asdict(ratio(client["off"], client["required"])),
-        "engine": asdict(ratio(engine["off"], engine["required"])),
-        "client_ms": {arm: 1000 * statistics.median(client[arm]) for arm in ARMS},
-        "engine_ms": {arm: 1000 * statistics.median(engine[arm]) for arm in ARMS},
-    }
-
-
-def measure_throughput(url: str, prompts: Sequence[Sequence[int]], clients: int, answer: int) -> dict[str, Any]:
-    """Requests a second of both arms over the same prompts, in turns, three rounds."""
-    rates: dict[str, list[float]] = {arm: [] for arm in ARMS}
-    with ThreadPoolExecutor(clients) as pool:
-        for number in range(4):
-            for arm in ARMS if number % 2 else ARMS[::-1]:
-                flush(url)
-                started = time.perf_counter()
-                list(pool.map(lambda ids, arm=arm: ask(url, ids, arm, answer), prompts))  # type: ignore[misc]
-                if number:
-                    rates[arm].append(len(prompts) / (time.perf_counter() - started))
-    return {
-        "clients": clients,
-        "requests_per_s": {arm: statistics.median(rates[arm]) for arm in ARMS},
-        "ratio": asdict(ratio(rates["required"], rates["off"])),
-    }
-
-
-class Prompts:
-    """Requests over a corpus: BOS, some documents, a question about one of them."""
-
-    def __init__(self, corpus: Path, inner: Tokenizer, seed: int) -> None:
-        texts = [path.read_text(encoding="utf-8") for path in sorted(corpus.glob("*.txt"))]
-        self._documents = [self._ids(inner, text) for text in texts]
-        self._questions = [self._ids(inner, question) for text in texts for question, _ in questions(text)]
-        self._dice = random.Random(seed)
-
-    def of(self, tokens: int) -> list[int]:
-        """About so many tokens, of documents in another order each time."""
-        picked = self._dice.sample(self._documents, max(tokens // DOCUMENT_TOKENS, 1))
-        return [0, *(one for ids in picked for one in ids), *self._dice.choice(self._questions)]
-
-    @staticmethod
-    def _ids(inner: Tokenizer, text: str) -> list[int]:
-        return list(inner.encode(text, add_special_tokens=False).ids)
-
-
-def build(model: Path, corpus: Path, store: Path, profile: str) -> None:
-    """The corpus as artifacts."""
-    command = [sys.executable, "-m", "redknot", "build", str(corpus), "--model", str(model), "--store", str(store)]
-    subprocess.run([*command, "--profile", profile], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-
-
-def run(args: argparse.Namespace, url: str, prompts: Prompts) -> dict[str, Any]:
-    """Everything that is measured of one server."""
-    return {
-        "ttft": [measure_ttft(url, prompts.of(tokens), args.pairs) for tokens in args.tokens],
-        "throughput": [
-            measure_throughput(url, [prompts.of(args.load_tokens) for _ in range(args.requests)], clients, args.answer)
-            for clients in args.clients
-        ],
-    }
+def measure(args: argparse.Namespace, arms: dict[str, Arm], pool: Pool, tp_size: int) -> list[dict[str, Any]]:
+    """Every profile on one server."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        wanted = targets(load_geometry(args.model), [arm.profile for arm in arms.values()], tp_size)
+        Builder(args.model, store, wanted).build("generated", pool.documents)
+        started = time.perf_counter()
+        with launch(args.model, store, arms, tp_size) as launched:
+            startup, server = time.perf_counter() - started, Server(launched.url)
+            checkpoint, _ = check_server(server, args.model, arms, tp_size)
+            found = Measured(server, Wishes(arms), checkpoint, pool, args.seed)
+            loads = found.prompts(args.load_tokens, args.requests)
+            return [
+                {
+                    "profile": arm,
+                    "tp_size": tp_size,
+                    "startup_s": startup,
+                    "ttft": [found.ttft(arm, tokens, args.pairs) for tokens in args.tokens],
+                    "throughput": [found.throughput(arm, loads, clients, args.answer) for clients in args.clients],
+                }
+                for arm in arms
+                if arm != RECOMPUTE
+            ]
 
 
 def show(found: dict[str, Any]) -> None:
-    """The tables of one server."""
+    """The tables of one profile."""
     print(f"\nTP{found['tp_size']}, {found['profile']}: healthy after {found['startup_s']:.0f} s")
-    print("tokens  reused  client off/on ms         ratio                engine off/on ms         ratio")
+    print("tokens  reused  client recompute/reuse ms   ratio             engine recompute/reuse ms   ratio")
     for row in found["ttft"]:
         parts = []
         for where in ("client", "engine"):
-            ms, of = row[f"{where}_ms"], row[where]
-            times = f"{ms['off']:8.1f} / {ms['required']:8.1f}"
-            parts.append(f"{times}  {Interval(**of):.2f}")
+            dense, reuse = row[where]["ms"].values()
+            parts.append(f"{dense:8.1f} / {reuse:8.1f}  {Interval(**row[where]['ratio']):.2f}")
         print(f"{row['tokens']:6}  {row['reused']:6}  {'  '.join(parts)}")
     for row in found["throughput"]:
-        rates, of = row["requests_per_s"], row["ratio"]
+        dense, reuse = row["requests_per_s"].values()
         print(
-            f"{row['clients']:3} clients: {rates['off']:.2f} requests/s dense, {rates['required']:.2f} with reuse, "
-            f"ratio {Interval(**of):.2f}"
+            f"{row['clients']:3} clients: {dense:.2f} requests/s dense, {reuse:.2f} with reuse, "
+            f"ratio {Interval(**row['ratio']):.2f}"
         )
 
 
-def main() -> None:
+def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=ROOT / "models/nano")
+    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
     parser.add_argument("--profile", nargs="+", default=["rowsparse", "turbo"])
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 2048, 4096])
     parser.add_argument("--tp-size", type=int, nargs="+", default=[1])
@@ -237,25 +173,25 @@ def main() -> None:
     args = parser.parse_args()
     if find_spec("sglang") is None:
         print("not measured: sglang is not installed here; make venv-sglang sets up an environment that has it")
-        return
+        return 0
     results = []
-    with tempfile.TemporaryDirectory() as folder:
-        corpus = Path(folder) / "corpus"
-        inner = Tokenizer.from_file(str(args.model / "tokenizer.json"))
-        write_corpus(corpus, inner, args.documents, DOCUMENT_TOKENS, FACTS, args.seed)
-        for profile in args.profile:
-            store = Path(folder) / profile
-            build(args.model, corpus, store, profile)
-            for tp_size in args.tp_size:
-                prompts = Prompts(corpus, inner, args.seed)
-                with server(args.model, store, profile, tp_size) as (url, startup):
-                    found = {"profile": profile, "tp_size": tp_size, "startup_s": startup}
-                    results.append(found | run(args, url, prompts))
-                if not args.json:
-                    show(results[-1])
+    try:
+        arms, pool = (
+            find_arms(args.profile),
+            read_pool(args.model, Generated(args.documents, DOCUMENT_TOKENS, args.seed)),
+        )
+        for tp_size in args.tp_size:
+            results += measure(args, arms, pool, tp_size)
+    except RedKnotError as error:
+        print(f"benchmarks.server: {error}", file=sys.stderr)
+        return 2
     if args.json:
         print(json.dumps(results, indent=2))
+    else:
+        for found in results:
+            show(found)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -31,8 +31,8 @@ QUALITY, TIMING = "quality", "timing"
 Sets = Callable[[argparse.Namespace, Path, Encoder], tuple[Sequence[DataSet], Sequence[DataSet]]]
 
 
-def make_parser(tool: str, description: str) -> argparse.ArgumentParser:
-    """The arguments of all tools."""
+def base_parser(tool: str, description: str) -> argparse.ArgumentParser:
+    """The arguments of all tools that ask a server or an engine."""
     parser = argparse.ArgumentParser(prog=f"python -m eval.{tool}", description=description, allow_abbrev=False)
     add = parser.add_argument
     add("--model", default="nano", help="folder of a DeepSeek-V4 checkpoint (default: %(default)s, which comes along)")
@@ -42,8 +42,17 @@ def make_parser(tool: str, description: str) -> argparse.ArgumentParser:
     add("--store", type=Path, help="artifact store (default: store, in --out)")
     text = "profiles by name or file, separated by commas; recompute is always one (default: %(default)s)"
     add("--arms", default="rowsparse,turbo", help=text)
-    add("--engine", default=EMBEDDED, metavar="embedded|sglang[=URL]", help="what answers (default: %(default)s)")
     add("--tp", type=at_least(1), default=1, help="tensor-parallel ranks of started servers (default: %(default)s)")
+    add("--dry-run", action="store_true", help="say what a run from nothing would do, and write nothing")
+    add("--json", action="store_true", help="print one JSON document on stdout")
+    return parser
+
+
+def make_parser(tool: str, description: str) -> argparse.ArgumentParser:
+    """The arguments of all tools that ask questions."""
+    parser = base_parser(tool, description)
+    add = parser.add_argument
+    add("--engine", default=EMBEDDED, metavar="embedded|sglang[=URL]", help="what answers (default: %(default)s)")
     add("--limit", type=at_least(1), help="items of each data set, the first ones (default: all)")
     add("--only", choices=(QUALITY, TIMING), help="one of the two (default: both)")
     add("--pairs", type=at_least(MIN_PAIRS), default=MIN_PAIRS, help="measured pairs an arm (default: %(default)s)")
@@ -54,8 +63,6 @@ def make_parser(tool: str, description: str) -> argparse.ArgumentParser:
         default=1,
         help="processes that answer and share the cores; times are taken by one",
     )
-    add("--dry-run", action="store_true", help="say what a run from nothing would do, and write nothing")
-    add("--json", action="store_true", help="print one JSON document on stdout")
     return parser
 
 
@@ -127,10 +134,16 @@ def _run(tool: str, args: argparse.Namespace, sets: Sets, fixed: Sequence[str]) 
     return EXIT_REJECTED if rejected else 0
 
 
-def _plan(args: argparse.Namespace, sets: Sets) -> Plan:
-    checkpoint = find_checkpoint(args.model)
+def named_checkpoint(given: str) -> Path:
+    """The folder of --model; ConfigError without one."""
+    checkpoint = find_checkpoint(given)
     if checkpoint is None:
-        raise ConfigError(f"--model {args.model}: no such folder; nothing is downloaded")
+        raise ConfigError(f"--model {given}: no such folder; nothing is downloaded")
+    return checkpoint
+
+
+def _plan(args: argparse.Namespace, sets: Sets) -> Plan:
+    checkpoint = named_checkpoint(args.model)
     engine, _ = parse_engine(args.engine)
     if args.workers > 1 and engine != EMBEDDED:
         raise ConfigError(f"--workers {args.workers}: a server answers one request after the other here; leave it at 1")

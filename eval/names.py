@@ -6,6 +6,7 @@ RECOMPUTE = "recompute"
 NO_DOCUMENTS = "no-documents"  # recompute of the question alone: what the documents are worth; not an arm to be named
 NOISE_FLOOR = "noise-floor"  # recompute run in another way that is as exact
 TIMING_REJECTED = "timing: "  # in front of the reason of what was rejected when it was timed
+QUESTION = "\nQuestion: What do these documents say?\nAnswer:"  # behind a corpus that brings none
 INFORMATIVE = 0.10  # by which recompute must beat the answer without documents (DESIGN 8)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from eval.names import TIMING_REJECTED
-from eval.results import Answer, Build, Fidelity, Record, Rejected, Results, Run, Timing
+from eval.results import Answer, Build, Fidelity, Load, Record, Rejected, Results, Run, Timing
 from redknot.errors import ConfigError
 
 
@@ -40,7 +40,7 @@ class Recorder:
         """All records of the folder."""
         return self._results.records
 
-    def add(self, record: Answer | Timing | Fidelity | Build | Rejected) -> None:
+    def add(self, record: Answer | Timing | Fidelity | Load | Build | Rejected) -> None:
         """Append a record of this run."""
         if not self._written:
             self._results.add(self.run)

@@ -16,7 +16,7 @@ from redknot.artifact.store import ArtifactStore
 from redknot.errors import ConfigError, RedKnotError
 from redknot.model.geometry import Geometry, load_geometry
 from redknot.model.location import find_checkpoint
-from redknot.serving.admission import served_profile
+from redknot.serving.naming import named_profiles
 
 ARCHITECTURE = "RedKnotV4ForCausalLM"
 
@@ -32,6 +32,7 @@ class ServerConfig(BaseModel):
     shared_namespace: Name | None = None  # whose documents every other namespace sees too
     api_keys: dict[Name, Name] = Field(default_factory=dict)  # API key -> namespace
     read_timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)  # longest wait of a request for artifacts
+    profiles: tuple[Name, ...] = ()  # files of profiles that requests may name, beside the shipped ones
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,15 @@ class Options:
     def read(cls, model: str, store: str | None, profile: str, config: str | None) -> Self:
         """Check everything that can be checked before a model is loaded; ConfigError, StoreError and the like."""
         path = model_path(model)
-        geometry = load_geometry(path)
-        served_profile(profile)
+        geometry, checked = load_geometry(path), read_config(config)
+        named_profiles(profile, checked.profiles)
         if store is None:
             raise ConfigError(
                 "--enable-redknot needs --redknot-store DIR; build one with python -m redknot.build_artifacts"
             )
         with ArtifactStore(store):
             pass
-        return cls(path, Path(store).absolute(), profile, read_config(config), geometry)
+        return cls(path, Path(store).absolute(), profile, checked, geometry)
 
 
 def model_path(given: str) -> Path:

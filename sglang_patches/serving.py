@@ -54,6 +54,7 @@ def start() -> ServingEngine:
         namespace=config.namespace,
         shared=config.shared_namespace,
         read_timeout_s=config.read_timeout_s,
+        profiles=config.profiles,
         metrics=Metrics(rank=ranks.rank_in_group),
     )
     if args.enable_metrics:

@@ -8,24 +8,22 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from eval.arguments import at_least, guarded, plain
+from eval.arguments import at_least, guarded, named_checkpoint, plain
 from eval.arms import find_arms
 from eval.artifacts import targets
 from eval.encoder import Encoder
 from eval.fidelity.prompts import Draw, corpus_set, load_corpus, nano_sets
 from eval.fidelity.work import Line, compare, summary
 from eval.items import DataSet
-from eval.names import NOISE_FLOOR, RECOMPUTE
+from eval.names import NOISE_FLOOR, QUESTION, RECOMPUTE
 from eval.provenance import make_run
 from eval.recorder import Recorder
 from eval.results import Fidelity
 from redknot.cli.common import print_json, settings, table
 from redknot.errors import ConfigError
 from redknot.model.geometry import load_geometry
-from redknot.model.location import find_checkpoint
 from redknot.runtime.loaded import load
 
-QUESTION = "\nQuestion: What do these documents say?\nAnswer:"
 FIXED = ("corpus_digest", "tokens", "documents", "question", "seed")
 
 
@@ -50,9 +48,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     settings()
-    checkpoint = find_checkpoint(args.model)
-    if checkpoint is None:
-        raise ConfigError(f"--model {args.model}: no such folder; nothing is downloaded")
+    checkpoint = named_checkpoint(args.model)
     named = [name for name in args.arms.split(",") if name]
     arms = {name: arm for name, arm in find_arms(named).items() if name != RECOMPUTE or RECOMPUTE in named}
     if NOISE_FLOOR in arms:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 import torch
 
-from redknot.errors import ConfigError, InputError, RequestReason, ReuseUnavailableError
-from redknot.model.profile import FAN_OUT, SHIPPED, Profile, load_profile
+from redknot.errors import InputError, RequestReason, ReuseUnavailableError
+from redknot.model.profile import Profile
 from redknot.runtime.agreement import Agreement
 from redknot.runtime.library import Refused
 from redknot.runtime.progress import Request
@@ -42,10 +42,19 @@ def branch_key(namespace: str, profile: Profile, sources: Sequence[Source]) -> s
 class Admissions:
     """Admits requests of one server process; every rank makes the same calls in the same order."""
 
-    def __init__(self, libraries: Libraries, readers: Readers, profile: Profile, context: int, namespace: str) -> None:
+    def __init__(
+        self,
+        libraries: Libraries,
+        readers: Readers,
+        profile: Profile,
+        profiles: Mapping[str, Profile],
+        context: int,
+        namespace: str,
+    ) -> None:
         self._libraries = libraries
         self._readers = readers
         self._profile = profile
+        self._profiles = profiles
         self._context = context
         self._default = namespace
 
@@ -66,7 +75,7 @@ class Admissions:
         request = Request(torch.tensor(ids, dtype=torch.int64), spans, started, ExitStack())
         served = Served(request, ask, exact=exact_key(namespace, self._default), cached_pages=cached_pages)
         served.branch = served.exact
-        profile = self._profile if ask.profile is None else _shipped(ask.profile)
+        profile = self._profile if ask.profile is None else self._named(ask.profile)
         served.agreement = self._libraries.agreement(namespace, profile)
         if ask.reuse == "off":
             request.refuse(RequestReason.REUSE_OFF, "reuse was turned off for this request")
@@ -75,6 +84,13 @@ class Admissions:
             if ask.reuse == "required":
                 require(served)
         return served
+
+    def _named(self, name: str) -> Profile:
+        """A profile that a client may name; which files are profiles, the server says."""
+        profile = self._profiles.get(name)
+        if profile is None:
+            raise InputError(f"there is no profile {name!r}; this server has {', '.join(self._profiles)}")
+        return profile
 
     def _plan(self, served: Served, namespace: str, agreement: Agreement) -> None:
         """Plan, and plan again behind a longer exact prefix; the branch is the same on every rank, or there is none."""
@@ -106,23 +122,3 @@ def require(served: Served) -> None:
         assert served.agreement is not None  # every admission has one
         served.agreement.metrics.refused(request.reason)
         raise ReuseUnavailableError(f"reuse is required but not possible: {request.reason} ({request.detail})")
-
-
-def served_profile(name_or_path: str) -> Profile:
-    """A profile that a server can run; ConfigError for one that only the embedded engine runs, or that is none."""
-    profile = load_profile(name_or_path)
-    if profile.prefix_cache:
-        raise ConfigError(f"profile {profile.name}: prefix_cache is for the embedded engine; SGLang has a prefix cache")
-    if profile.arm == FAN_OUT:
-        raise ConfigError(
-            f"profile {profile.name}: fan_out without reuse is for the embedded engine; a server's pages are exact"
-        )
-    return profile
-
-
-def _shipped(name: str) -> Profile:
-    """A profile that a client may name: files are the server's."""
-    profile = SHIPPED.get(name)
-    if profile is None:
-        raise InputError(f"there is no profile {name!r}; shipped are {', '.join(SHIPPED)}")
-    return profile

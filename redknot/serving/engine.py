@@ -29,9 +29,10 @@ from redknot.runtime.loaded import DTYPE
 from redknot.runtime.metrics import Metrics
 from redknot.runtime.model import Model
 from redknot.runtime.report import make_report
-from redknot.serving.admission import Admissions, served_profile
+from redknot.serving.admission import Admissions
 from redknot.serving.batch import Admission, Ask, CachedPages, Outcome, Piece, nothing_cached
 from redknot.serving.libraries import Libraries
+from redknot.serving.naming import named_profiles
 from redknot.serving.reading import Readers
 from redknot.serving.rows import RowRunner
 from redknot.serving.served import Served
@@ -54,6 +55,7 @@ class ServingEngine:
         namespace: whose documents a request sees that says nothing else.
         shared: the namespace whose documents every other one sees too.
         read_timeout_s: the longest that a request waits for its artifacts.
+        profiles: files of profiles that requests may name, beside the shipped ones and ``profile``.
 
     Raises UnsupportedModelError, CheckpointError, ConfigError, or StoreError where memory for latents cannot be had.
     """
@@ -71,6 +73,7 @@ class ServingEngine:
         namespace: str = "default",
         shared: str | None = None,
         read_timeout_s: float = 10.0,
+        profiles: Sequence[str] = (),
         metrics: Metrics | None = None,
     ) -> None:
         path = Path(checkpoint)
@@ -78,7 +81,7 @@ class ServingEngine:
         geometry, weights = load_model(path, DTYPE, group.shard)
         self.model = Model(geometry, weights, group)
         self.page_tokens = geometry.block_length
-        self.profile = served_profile(profile)
+        self.profile, self._profiles = named_profiles(profile, profiles)
         self.metrics = metrics if metrics is not None else Metrics()
         settings = serving_settings(geometry, load_settings().latents, pages=pages, requests=requests, context=context)
         self.latents = LatentSpace(geometry, settings, cost=partial(recompute_flops, geometry))
@@ -90,7 +93,7 @@ class ServingEngine:
         self._namespace = namespace
         self._pages = Pages(self.latents)
         self._readers = Readers(read_timeout_s)
-        self._admissions = Admissions(self.libraries, self._readers, self.profile, context, namespace)
+        self._admissions = Admissions(self.libraries, self._readers, self.profile, self._profiles, context, namespace)
         self._rows = RowRunner(self.model, self.latents, self._pages, self._readers, context)
         self._requests: dict[str, Served] = {}
         self.metrics.watch("pages", lambda: self._pages.counters)
@@ -184,6 +187,9 @@ class ServingEngine:
         return {
             "reuse": "off" if store is None or not self.profile.reuses else "on",
             "detail": self.libraries.unavailable if store is None else "",
+            "checkpoint": self.libraries.checkpoint,
+            "profiles": {name: profile.digest() for name, profile in self._profiles.items()},
+            "tp_size": self.model.group.shard.world,
             "requests": len(self._requests),
             "pages": len(self._pages),
             "pages_lost": self._pages.counters["lost"],

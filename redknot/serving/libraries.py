@@ -55,6 +55,11 @@ class Libraries:
         opened = self.store
         metrics.watch("store", lambda: opened.counters)
 
+    @property
+    def checkpoint(self) -> str | None:
+        """The digest of the model's identity, which its artifacts name too; None without a store."""
+        return None if self._identity is None else self._identity.digest
+
     def namespaces(self, namespace: str) -> tuple[str, ...]:
         """The namespaces that a request of one may read, its own first."""
         return (namespace,) if self._shared in (None, namespace) else (namespace, str(self._shared))

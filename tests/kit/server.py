@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,15 +15,15 @@ from typing import Any
 
 import pytest
 
+from eval.engines.launched import Launched
+
 openai = pytest.importorskip("openai", reason="the server's tests run where the sglang extra is installed")
 requests = pytest.importorskip("requests", reason="the server's tests run where the sglang extra is installed")
 
 ROOT = Path(__file__).resolve().parents[2]
 NANO = ROOT / "models" / "nano"
 TIE = 1e-3  # rows whose two best logits are closer may go either way
-_START_LIMIT_S = 240  # two busy cores
 _REQUEST_LIMIT_S = 120
-_STOP_LIMIT_S = 15
 _TAIL_CHARACTERS = 3000
 
 
@@ -196,77 +191,18 @@ def serving(
     ``environment`` is for SGLang's own switches of its tests; a user needs none.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    port, log = free_port(), folder / "server.log"
-    command = [
-        *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--device", "cpu"),
-        *("--enable-redknot", "--redknot-store", str(store), "--host", "127.0.0.1", "--port", str(port)),
-        *(str(option) for option in options),
-    ]
     variables = os.environ | {"OMP_NUM_THREADS": "1", "REDKNOT_CACHE_DIR": str(folder / "cache")} | (environment or {})
-    with log.open("w", encoding="utf-8") as out:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-            preexec_fn=_end_with_parent,
-        )
-    server = Server(f"http://127.0.0.1:{port}", log, key)
+    log = folder / "server.log"
+    launched = Launched(model, store, [str(option) for option in options], log=log, environment=variables)
     try:
-        _wait(server, process)
-        yield server
-        assert process.poll() is None, f"the server ended with {process.poll()}:\n{tail(log)}"
+        with launched:
+            yield Server(launched.url, log, key)
+            assert launched.running, "the server ended"
     except BaseException as error:
         error.add_note(f"the server wrote:\n{tail(log)}")
         raise
-    finally:
-        _stop(process)
 
 
 def tail(log: Path) -> str:
     """The end of what a server wrote."""
     return log.read_text(encoding="utf-8", errors="replace")[-_TAIL_CHARACTERS:]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _START_LIMIT_S
-    while True:
-        assert process.poll() is None, f"the server ended with {process.poll()}"
-        assert time.monotonic() < deadline, f"the server was not healthy after {_START_LIMIT_S} s"
-        try:
-            if requests.get(f"{server.url}/health", timeout=5).status_code == 200:
-                return
-        except requests.RequestException:
-            pass
-        time.sleep(0.25)
-
-
-def _end_with_parent() -> None:
-    """However the tests end, the server does too, and its children with it."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the whole group, politely first."""
-    for sent in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + _STOP_LIMIT_S
-        try:
-            os.killpg(process.pid, sent)
-            while time.monotonic() < deadline:
-                process.poll()  # reaps the leader
-                os.killpg(process.pid, 0)
-                time.sleep(0.1)
-        except ProcessLookupError:
-            process.wait()
-            return
-    raise AssertionError(f"processes of group {process.pid} are left")

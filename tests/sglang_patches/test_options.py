@@ -109,6 +109,15 @@ def test_profiles_that_there_are_not(empty_store, tmp_path):
         assert f"profile {name}: " in refusal(read, str(ROOT / f"configs/profiles/{name}.json"))
 
 
+def test_profiles_that_requests_may_name(empty_store, tmp_path):
+    config = tmp_path / "config.json"
+    plain = str(NANO.parents[1] / "configs" / "profiles" / "plain.json")
+    config.write_text(json.dumps({"profiles": [plain]}))
+    assert Options.read(str(NANO), str(empty_store), "turbo", str(config)).config.profiles == (plain,)
+    config.write_text(json.dumps({"profiles": [plain, "none.json"]}))
+    assert "none.json" in refusal(Options.read, str(NANO), str(empty_store), "turbo", str(config))
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -119,6 +128,7 @@ def test_profiles_that_there_are_not(empty_store, tmp_path):
         ('{"shared_namespace": "all"}', ServerConfig(shared_namespace="all")),
         ("api_keys: {secret: mine}", ServerConfig(api_keys={"secret": "mine"})),
         ("read_timeout_s: 2", ServerConfig(read_timeout_s=2.0)),
+        ("profiles: [a.json]", ServerConfig(profiles=("a.json",))),
     ],
 )
 def test_configuration_files(text, wanted, tmp_path):
