@@ -5,6 +5,7 @@
 #   PIP          installer to use inside them
 #   CONSTRAINTS  constraints file of the first one; empty for none (GPU machines)
 #   EVAL_OUT     folder of the evaluation's results and report; a run that was cut goes on there
+#   EVAL_ARGS    what it asks, of which arms: options of python -m eval.nanoqa
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,6 +16,7 @@ CONSTRAINTS ?= constraints-cpu.txt
 INSTALL = $(PIP) --disable-pip-version-check -qq install
 
 EVAL_OUT ?= build/eval
+EVAL_ARGS ?= --arms plain,headsplit,rowsparse,turbo --tokens 768 1024 --documents 4 6 --timing-lengths 1024 --workers 2
 
 DEMO_STAMP := $(VENV)/.installed-demo
 DEV_STAMP := $(VENV)/.installed-dev
