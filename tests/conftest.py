@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 _TESTS = Path(__file__).parent
 NEED_SGLANG = (_TESTS / "sglang_patches", _TESTS / "e2e" / "server")
 HAS_SGLANG = find_spec("sglang") is not None
+
+# Triton reads it when it is first imported, by whichever test. SGLang's own kernels are not to be interpreted.
+if not HAS_SGLANG:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
