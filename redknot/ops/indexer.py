@@ -9,6 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from redknot.ops.records import Records
+from redknot.ops.rope import Rotation, rotate
+from redknot.ops.segment import gather
+
 MOST_DOTS = 1 << 19  # dot products of rows, heads and entries made at a time: 2 MB
 
 
@@ -26,6 +30,22 @@ def index_scores(q: Tensor, keys: Tensor, head_weights: Tensor) -> Tensor:
         dots = torch.matmul(q[part].flatten(0, 1), keys.t()).relu_().unflatten(0, (-1, heads))
         torch.bmm(head_weights[part].unsqueeze(1), dots, out=scores[part].unsqueeze(1))
     return scores
+
+
+def segment_scores(
+    q: Tensor, rotation: Rotation | None, keys: Tensor | Records, rows: Tensor, head_weights: Tensor, visible: Tensor
+) -> Tensor:
+    """Scores of the entries of one segment, whose keys stay in place, plain or packed: float32 [T, n].
+
+    ``q`` [T, Hi, di] turns to the segment's frame by ``rotation`` (None: all zero) and ``head_weights`` [T, Hi] are as
+    in :func:`index_scores`; ``rows`` [n] number the keys of the entries in order. An entry scores -inf for a row that
+    sees fewer (``visible`` [T]), and where its number is negative or past the keys: that is not read.
+    """
+    held = keys.capacity if isinstance(keys, Records) else len(keys)
+    turned = q.float() if rotation is None else rotate(q.float(), rotation)
+    scores = index_scores(turned, gather(keys, rows), head_weights.float())
+    hidden = torch.arange(len(rows), device=q.device) >= visible.unsqueeze(-1)
+    return scores.masked_fill_(hidden | (rows < 0) | (rows >= held), float("-inf"))
 
 
 def keep_best(scores: Tensor, topk: int) -> tuple[Tensor, Tensor]:
