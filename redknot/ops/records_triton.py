@@ -165,11 +165,11 @@ def _pack(
             else:
                 tl.store(into + columns, _e4m3(tl.div_rn(x, scale)).to(tl.uint8))
         elif ROPE > 0:
-            columns = tl.arange(0, BLOCK_ROPE)
-            inside = columns < ROPE
-            at = taken + (VALUES + columns).to(tl.int64) * values_column
-            bits = bf16_bits(tl.load(at, mask=inside, other=0.0).to(tl.float32))
-            tl.store(rope + page * rope_page + slot * rope_row + columns, bits.to(tl.int16), mask=inside)
+            turned = tl.arange(0, BLOCK_ROPE)  # names of their own: a branch may not give a name another type
+            present = turned < ROPE
+            x_rope = tl.load(taken + (VALUES + turned).to(tl.int64) * values_column, mask=present, other=0.0)
+            halves = bf16_bits(x_rope.to(tl.float32)).to(tl.int16)
+            tl.store(rope + page * rope_page + slot * rope_row + turned, halves, mask=present)
 
 
 @triton.jit

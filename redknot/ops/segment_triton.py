@@ -20,6 +20,7 @@ from redknot.ops.tile_triton import load_rows, operands, product, source, turn
 # Most heads of a program -> (entries in a tile, warps). The float32 sums of 64 heads and 512 channels are 128 KB of
 # registers, half of what eight warps have; a tile of 32 bf16 entries is 32 KB of shared memory.
 SHAPES = {16: (64, 4), 32: (32, 4), 64: (32, 8)}
+FP32_SHAPES = {16: (16, 4)}  # of float32 queries: operands are twice as wide, and no tensor core takes them
 
 
 def segment_attention(q: Tensor, rotation: Rotation | None, keys: Tensor | Records, indices: Tensor) -> Partial:
@@ -28,8 +29,9 @@ def segment_attention(q: Tensor, rotation: Rotation | None, keys: Tensor | Recor
     found = Partial(q.new_empty(q.shape, dtype=torch.float32), q.new_empty(rows, heads, dtype=torch.float32))
     if not rows or not heads:
         return found
-    block = min(max(triton.next_power_of_2(heads), 16), max(SHAPES))
-    entries, warps = SHAPES[block]
+    shapes = FP32_SHAPES if q.dtype == torch.float32 else SHAPES
+    block = min(max(triton.next_power_of_2(heads), 16), max(shapes))
+    entries, warps = shapes[block]
     cos, sin = (q, q) if rotation is None else (rotation.cos.contiguous(), rotation.sin.contiguous())
     _attend[(rows, triton.cdiv(heads, block))](
         q,
