@@ -87,7 +87,9 @@ def as_text(lines: Sequence[Line]) -> str:
     ]
     text = table(("DATA SET", "ARM", "N", "SCORE", "KL", "TTFT RATIO", "REJECTED"), rows, right=range(2, 7))
     silent = dict.fromkeys(one.dataset for one in lines if one.informative is False)
-    return "\n".join([text, *(f"{name}: not informative, recompute needs no documents here" for name in silent)])
+    return "\n".join(
+        [text, *(f"{name}: not informative, documents are worth less than 10 points to recompute" for name in silent)]
+    )
 
 
 def _shown(value: float | None, digits: int = 3) -> str:
