@@ -67,7 +67,7 @@ def key_values(rng: Generator, n_tokens: int) -> tuple[Any, Any]:
 
 
 def curriculum(tokenizer: Tokenizer) -> list[Phase]:
-    """The phases in order; the committed checkpoint is the state after the last."""
+    """The phases in order; the committed checkpoint is the state after `last-2048`."""
     some, many = [1, 2, 3], [4, 6, 8]
     one = sentences(tokenizer, n_documents=[1, 2], facts_per_document=some, n_questions=3)
     both = sentences(tokenizer, n_documents=[2, 3, 4], facts_per_document=[2, 3], n_questions=6, latest_share=0.3)
