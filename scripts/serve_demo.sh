@@ -63,7 +63,7 @@ echo "building what $store lacks of examples/corpus"
 "$python" -m redknot build examples/corpus --store "$store" --profile "$profile" --tp-size "$tp_size" \
     || fail "the artifacts could not be built" 1
 
-[[ -n $port ]] || port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+[[ -n $port ]] || port=$("$python" -c 'from eval.engines.launched import free_port; print(free_port())')
 log=$out/server.log
 echo "starting the server on 127.0.0.1:$port; it writes to $log"
 setsid "$python" -m sglang.launch_server --model-path nano --device cpu \

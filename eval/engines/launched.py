@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,13 +29,21 @@ START_LIMIT_S = 300
 _STOP_LIMIT_S = 15
 _TAIL_BYTES, _TAIL_LINES = 4000, 3
 _OURS = "redknot: "  # begins the line of a refusal
+_TAKEN = os.strerror(errno.EADDRINUSE).lower()  # SGLang writes it and stays, deaf
+_PORTS = range(20000, 32768)  # Linux gives away 32768 and up, net.ipv4.ip_local_port_range
 
 
 def free_port() -> int:
-    """One of the loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One of the loopback that nobody listens on now, below those that the system gives away by itself.
+
+    SGLang's processes open many of the latter while they start, long before the server listens. ServerError without any.
+    """
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: connections may linger
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise ServerError("no port of the loopback from 20000 to 32767 is free")
 
 
 @dataclass
@@ -122,6 +132,8 @@ class Launched:
             while not server.healthy():
                 if not self.running:
                     raise ServerError(f"the server did not start: {self._last_words()}")
+                if _TAKEN in self._written().lower():
+                    raise ServerError(f"the server did not start, its port was taken: {self._last_words()}")
                 seconds = time.perf_counter() - started
                 if seconds > START_LIMIT_S:
                     raise ServerError(f"the server was not healthy after {START_LIMIT_S} s: {self._last_words()}")
@@ -131,12 +143,16 @@ class Launched:
 
     def _last_words(self) -> str:
         """The line in which the plugin refuses, or the end of what was written."""
-        assert self._out is not None  # it was started
-        size = self._out.seek(0, os.SEEK_END)
-        self._out.seek(max(size - _TAIL_BYTES, 0))
-        lines = [line.strip() for line in self._out.read().decode(errors="replace").splitlines() if line.strip()]
+        lines = [line.strip() for line in self._written().splitlines() if line.strip()]
         ours = [line for line in lines if line.startswith(_OURS)]
         return shown(ours[-1] if ours else " / ".join(lines[-_TAIL_LINES:]) or "it wrote nothing")
+
+    def _written(self) -> str:
+        """The end of what it wrote."""
+        assert self._out is not None  # it was started
+        size = self._out.seek(0, os.SEEK_END)
+        start = max(size - _TAIL_BYTES, 0)
+        return os.pread(self._out.fileno(), _TAIL_BYTES, start).decode(errors="replace")
 
 
 def _end_with_parent() -> None:

@@ -43,7 +43,7 @@ def test_help() -> None:
 _STUB = """#!{python}
 import os, pathlib, socket, sys, time
 words = " ".join(sys.argv[1:])
-if "socket" in words:
+if "free_port" in words:
     print(socket.create_server(("127.0.0.1", 0)).getsockname()[1])
 elif "launch_server" in words:
     open({folder!r} + "/server", "w").write(str(os.getpid()))
@@ -64,7 +64,13 @@ def test_everything_stops_with_it(tmp_path: Path, sent: signal.Signals, status: 
     stub.chmod(0o755)
     environment = os.environ | {"VENV_SGLANG": str(tmp_path / "venv")}
     command = [SCRIPT, "--store", str(tmp_path / "out" / "store")]
-    script = subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
+    script = subprocess.Popen(
+        command,
+        env=environment,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell in the background ignores it
+    )
     try:
         deadline = time.monotonic() + 60
         while not ((tmp_path / "client").exists() and (tmp_path / "client").read_text()):

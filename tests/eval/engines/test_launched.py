@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -38,6 +39,10 @@ REFUSES = (
 )
 RAISES = "def f():\n    raise ValueError('no\\nsuch thing')\nf()"
 SILENT = ""
+TAKEN = (
+    "import time; print(\"[Errno 98] error while attempting to bind on address ('127.0.0.1', 1): "
+    'address already in use", flush=True); time.sleep(600)'
+)
 
 
 def alive(pid: int) -> bool:
@@ -115,12 +120,23 @@ def test_it_ends_with_a_process_that_is_killed(sglang, tmp_path):
         (REFUSES, "did not start: redknot: --redknot-store x: no such folder$"),
         (RAISES, "did not start: .*ValueError: no"),
         (SILENT, "did not start: it wrote nothing"),
+        (TAKEN, "did not start, its port was taken: .*address already in use"),
     ],
 )
 def test_its_last_words(sglang, source, message):
     with pytest.raises(ServerError, match=message) as caught:
         Launched("nano", Path("x"), environment=sglang(source)).start()
     assert "\n" not in str(caught.value)
+
+
+def test_a_port_is_free_and_not_of_those_that_the_system_gives_away(monkeypatch):
+    with socket.create_server(("127.0.0.1", launched.free_port())) as taken:
+        port = taken.getsockname()[1]
+        system = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="utf-8").split()
+        assert not int(system[0]) <= port <= int(system[1])
+        monkeypatch.setattr(launched, "_PORTS", range(port, port + 1))
+        with pytest.raises(ServerError, match="no port of the loopback"):
+            launched.free_port()
 
 
 def test_one_that_never_answers(sglang, monkeypatch):
