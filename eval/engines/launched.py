@@ -36,7 +36,7 @@ _PORTS = range(20000, 32768)  # Linux gives away 32768 and up, net.ipv4.ip_local
 def free_port() -> int:
     """One of the loopback that nobody listens on now, below those that the system gives away by itself.
 
-    SGLang's processes open many of the latter while they start, long before the server listens. ServerError without any.
+    SGLang opens many of the latter while it starts, long before the server listens. ServerError without any.
     """
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, suppress(OSError):

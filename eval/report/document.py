@@ -12,6 +12,7 @@ from eval.report.ablation import ablation_part
 from eval.report.blocks import Block, Document, Heading, Paragraph
 from eval.report.fidelity import fidelity_part, noise_floor
 from eval.report.files import read_runs, results_files
+from eval.report.groups import groups_part
 from eval.report.ledgers import ledger_part
 from eval.report.lengths import length_part
 from eval.report.provenance import provenance_part, rejected_part, warnings
@@ -82,7 +83,7 @@ def _section(section: Section, files: Iterator[str], texts: bool) -> list[Block]
             out.append(Paragraph(text, warning=True))
         out += summary(standings(section, tool), files, noise_floor(section))
     for tool in asked:
-        out += ablation_part(section, tool)
+        out += [*groups_part(section, tool), *ablation_part(section, tool)]
     out += [*length_part(section), *ledger_part(section), *fidelity_part(section), *serving_part(section)]
     if texts:
         out += texts_part(section)

@@ -9,6 +9,7 @@ import pytest
 from eval.report.ablation import ablation_part, families
 from eval.report.blocks import Fold, Paragraph, SideBySide
 from eval.report.fidelity import fidelity_part, noise_floor
+from eval.report.groups import groups_part
 from eval.report.ledgers import books, ledger_part
 from eval.report.provenance import provenance_part, rejected_part
 from eval.report.serving import levels, serving_part
@@ -214,3 +215,22 @@ def test_provenance_names_no_folder_of_a_machine() -> None:
 
 def test_the_made_up_reports_hold_what_an_engine_reports() -> None:
     assert books([engine_report("turbo", 1024, 0.5, 0.1)]).shares["token_rows"] == 0.5
+
+
+def test_scores_by_group() -> None:
+    """LongBench-E's lengths stand beside each other; what has no group is not in them."""
+    records = []
+    for group, scores in (("0-4k", (1.0, 0.5)), ("8k+", (0.25, 0.75))):
+        for number, score in enumerate(scores):
+            item = f"{group} {number}"
+            records.append(answer(item, "recompute", 1.0, group=group))
+            records.append(answer(item, "turbo", score, group=group))
+    records += [answer("one", "plain", 0.5, group="0-4k"), answer("none", "turbo", 0.0)]
+    (found,) = tables(groups_part(section(records), "nanoqa"))
+    assert found.header == ("Arm", "0-4k", "0-4k, difference", "8k+", "8k+, difference")
+    assert cell(found, "turbo", "0-4k").startswith("75.0 [")
+    assert cell(found, "turbo", "0-4k").endswith("] (2)")
+    assert cell(found, "turbo", "8k+, difference").startswith("−50.0 [")
+    assert cell(found, "plain", "8k+") == "–"
+    assert groups_part(section(records[-1:]), "nanoqa") == []
+    assert groups_part(section(records), "longbench") == []
