@@ -81,13 +81,17 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
     every = sentences(
         tokenizer, n_documents=many, facts_per_document=[2, 4, 6], n_questions=18, latest_share=0.6, near_share=0.4
     )
-    hops = sentences(tokenizer, task="owner", n_documents=[2, 3, 4], facts_per_document=[2, 3], n_questions=6)
-    subjects = sentences(tokenizer, task="about", n_documents=4, facts_per_document=[2, 3], n_questions=6)
-    far_hops = sentences(tokenizer, task="owner", n_documents=many, facts_per_document=[2, 3], n_questions=12)
-    far_subjects = sentences(tokenizer, task="about", n_documents=many, facts_per_document=[2, 3], n_questions=12)
+    owner: dict[str, Any] = {"task": "owner", "facts_per_document": [2, 3], "other_weight": 0.01}
+    about: dict[str, Any] = {"task": "about", "facts_per_document": [2, 3], "other_weight": 0.01}
+    hops = sentences(tokenizer, n_documents=[2, 3, 4], n_questions=6, **owner)
+    subjects = sentences(tokenizer, n_documents=4, n_questions=8, **about)
+    far_hops = sentences(tokenizer, n_documents=many, n_questions=12, **owner)
+    far_subjects = sentences(tokenizer, n_documents=many, n_questions=18, **about)
+    all_hops = sentences(tokenizer, n_documents=many, n_questions=20, **owner)
+    all_subjects = sentences(tokenizer, n_documents=many, n_questions=24, **about)
     tasks_512 = ((0.35, hops), (0.35, subjects), (0.3, both))
-    tasks_1024 = ((0.1, far_hops), (0.45, far_subjects), (0.35, near), (0.1, long))
-    tasks_2048 = ((0.15, far_hops), (0.3, far_subjects), (0.55, every))
+    tasks_1024 = ((0.25, far_hops), (0.4, far_subjects), (0.25, near), (0.1, long))
+    tasks_2048 = ((0.25, all_hops), (0.3, all_subjects), (0.45, every))
     return [
         Phase("alphabet-256", CORE, 128, 24, 1500, 0.80, ((1.0, induction(256)),)),
         Phase("alphabet-768", CORE, 128, 24, 600, 0.85, ((1.0, induction(768)),)),
@@ -106,6 +110,6 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
         Phase("near-1024", ALL, 1024, 3, 400, 2.0, ((0.8, near), (0.2, long)), topk=TOPK, lr_scale=0.3),
         Phase("last-2048", ALL, 2048, 2, 130, 2.0, ((1.0, every),), topk=TOPK, lr_scale=0.25, lr_left=0.05),
         Phase("tasks-512", ALL, 512, 6, 300, 0.985, tasks_512, topk=TOPK, lr_scale=0.5),
-        Phase("tasks-1024", ALL, 1024, 3, 180, 2.0, tasks_1024, topk=TOPK, lr_scale=0.3),
-        Phase("tasks-2048", ALL, 2048, 2, 120, 2.0, tasks_2048, topk=TOPK, lr_scale=0.25, lr_left=0.05),
+        Phase("tasks-1024", ALL, 1024, 3, 450, 2.0, tasks_1024, topk=TOPK, lr_scale=0.3),
+        Phase("tasks-2048", ALL, 2048, 2, 350, 2.0, tasks_2048, topk=TOPK, lr_scale=0.25, lr_left=0.05),
     ]

@@ -6,6 +6,7 @@ Each function returns ids [n_tokens] and loss weights [n_tokens]. A weight belon
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,7 +50,7 @@ class Recipe:
 def training_sequence(
     rng: Generator, tokenizer: Tokenizer, n_tokens: int, recipe: Recipe = Recipe()
 ) -> tuple[Ids, Weights]:
-    """BOS, documents, then questions drawn with replacement, each followed by its answer and EOS.
+    """BOS, documents, then questions, each followed by its answer and EOS; none comes again before all of its kind did.
 
     The first answer to a question (value and full stop) weighs 1, everything else `recipe.other_weight`: a repeated one
     can be copied from the first.
@@ -92,11 +93,17 @@ def _world(rng: Generator, recipe: Recipe) -> World:
 
 def _draw(rng: Generator, world: World, recipe: Recipe) -> list[Question]:
     """The questions of a sequence."""
-    out = []
-    for _ in range(recipe.n_questions):
-        kind = world.asked if not world.besides or rng.random() < recipe.task_share else world.besides
-        out.append(kind[rng.integers(len(kind))])
-    return out
+    asked, besides = _rounds(rng, world.asked), _rounds(rng, world.besides)
+    return [
+        next(asked if not world.besides or rng.random() < recipe.task_share else besides)
+        for _ in range(recipe.n_questions)
+    ]
+
+
+def _rounds(rng: Generator, questions: list[Question]) -> Iterator[Question]:
+    """The questions in random order, again and again."""
+    while questions:
+        yield from (questions[index] for index in rng.permutation(len(questions)))
 
 
 def induction_sequence(

@@ -173,11 +173,21 @@ def batch_loss(model: Any, geometry: Any, ids: Tensor, weights: Tensor, phase: P
     answers = weight == 1
     accuracy = (logits[answers].argmax(-1) == targets[answers]).float().mean().item()
     losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
-    loss = (losses * weight).sum() / weight.sum()
+    loss = mean_of_sequences(losses, weight, weights[:, 1:].nonzero()[:, 0])
     distilled = sum((distillation_loss(trace) for trace in traces), torch.zeros(()))
     if phase.distil:
         return distilled, accuracy
     return loss + 0.1 * distilled, accuracy
+
+
+def mean_of_sequences(losses: Tensor, weights: Tensor, sequences: Tensor) -> Tensor:
+    """The mean over sequences of each one's weighted mean: [M] losses, weights and the sequence of each, a scalar.
+
+    An answer in two steps has five times the tokens of a value; sequences of the one kind would drown the other's.
+    """
+    count = int(sequences.max()) + 1
+    each = torch.zeros(count).index_add(0, sequences, losses * weights)
+    return (each / torch.zeros(count).index_add(0, sequences, weights)).mean()
 
 
 def distillation_loss(trace: IndexerTrace) -> Tensor:

@@ -54,6 +54,15 @@ def test_questions_of_a_task_and_others_are_mixed() -> None:
     assert 10 < indirect < 30
 
 
+def test_no_question_comes_again_before_all_of_its_kind_did() -> None:
+    recipe = Recipe(n_documents=3, facts_per_document=3, n_questions=20)
+    for seed in range(3):
+        ids, weights = training_sequence(np.random.default_rng(seed), TOKENIZER, 1024, recipe)
+        asked = [part.partition("?")[0] for part in TOKENIZER.decode(ids.tolist()).split("What is the ")[1:]]
+        assert len(set(asked[:9])) == len(set(asked[9:18])) == len(set(asked)) == 9
+        assert np.flatnonzero(weights == 1.0).max() < np.flatnonzero(ids == EOS_ID)[9]
+
+
 def test_impossible_recipes_are_refused() -> None:
     with pytest.raises(ValueError, match="documents need 320 tokens"):
         training_sequence(np.random.default_rng(0), TOKENIZER, 400, Recipe(n_questions=8))

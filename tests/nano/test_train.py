@@ -92,6 +92,13 @@ def test_a_phase_ends_at_its_accuracy(tmp_path: Path) -> None:
     assert (trainer.progress["phase"], trainer.progress["total"]) == (1, 0)
 
 
+def test_each_sequence_counts_alike() -> None:
+    """(1 * 2 + 0.5 * 4) / 1.5 of the first, 3 of the second, however many tokens each has."""
+    losses, weights = torch.tensor([2.0, 4.0, 3.0, 3.0, 3.0]), torch.tensor([1.0, 0.5, 1.0, 1.0, 1.0])
+    found = train.mean_of_sequences(losses, weights, torch.tensor([0, 0, 1, 1, 1]))
+    assert found.item() == pytest.approx((4 / 1.5 + 3) / 2)
+
+
 def test_learning_rate() -> None:
     one = phase(max_steps=100, lr_left=0.2, mixture=())
     assert schedule(0, one) == pytest.approx(1 / 20)
