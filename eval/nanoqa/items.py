@@ -18,7 +18,7 @@ from redknot.nano.tokenizer import generator_pieces, to_vocab
 from redknot.nano.worlds import TASKS
 
 TIMING = "timing"
-ANSWER_TOKENS = 8  # no answer is longer
+ANSWER_TOKENS = 16  # no answer is longer: name and value of two steps
 
 
 @dataclass(frozen=True)
