@@ -5,7 +5,8 @@
 #   PIP          installer to use inside them
 #   CONSTRAINTS  constraints file of the first one; empty for none (GPU machines)
 #   EVAL_OUT     folder of the evaluation's results and report; a run that was cut goes on there
-#   EVAL_ARGS    what it asks, of which arms: options of python -m eval.nanoqa
+#   EVAL_ARMS, EVAL_ABLATIONS   arms asked about every task; arms asked about one task only
+#   EVAL_ARGS    contexts and how many processes answer: options of python -m eval.nanoqa
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,7 +17,10 @@ CONSTRAINTS ?= constraints-cpu.txt
 INSTALL = $(PIP) --disable-pip-version-check -qq install
 
 EVAL_OUT ?= build/eval
-EVAL_ARGS ?= --arms plain,headsplit,rowsparse,turbo --tokens 768 1024 --documents 4 6 --timing-lengths 1024 --workers 2
+EVAL_ARMS ?= plain,rowsparse,turbo
+EVAL_ABLATIONS ?= headsplit,headsplit-table,rowsparse-05,rowsparse-fence-0,adaptive-80
+EVAL_ARGS ?= --tokens 768 896 --documents 4 4 --workers 2
+EVAL_KEPT := docs/results
 
 DEMO_STAMP := $(VENV)/.installed-demo
 DEV_STAMP := $(VENV)/.installed-dev
@@ -59,9 +63,10 @@ soak: $(DEV_STAMP)
 	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 eval: $(DEV_STAMP)
-	@$(BIN)/python -m eval.nanoqa --model models/nano --out $(EVAL_OUT) $(EVAL_ARGS)
+	@$(BIN)/python -m eval.nanoqa --out $(EVAL_OUT) --arms $(EVAL_ARMS) --timing-lengths 1024 $(EVAL_ARGS)
+	@$(BIN)/python -m eval.nanoqa --out $(EVAL_OUT) --tasks latest --arms $(EVAL_ABLATIONS) --only quality $(EVAL_ARGS)
 	@$(BIN)/redknot report $(EVAL_OUT)
-	@$(BIN)/python -m eval.report.results_page $(EVAL_OUT) --docs docs
+	@$(BIN)/python -m eval.report.results_page $(EVAL_OUT) $(EVAL_KEPT) --docs docs
 
 lint: $(DEV_STAMP)
 	@$(BIN)/ruff check .

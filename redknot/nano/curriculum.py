@@ -67,7 +67,7 @@ def key_values(rng: Generator, n_tokens: int) -> tuple[Any, Any]:
 
 
 def curriculum(tokenizer: Tokenizer) -> list[Phase]:
-    """The phases in order; the committed checkpoint is the state after `last-2048`."""
+    """The phases in order; the committed checkpoint is the state after the last one."""
     some, many = [1, 2, 3], [4, 6, 8]
     one = sentences(tokenizer, n_documents=[1, 2], facts_per_document=some, n_questions=3)
     both = sentences(tokenizer, n_documents=[2, 3, 4], facts_per_document=[2, 3], n_questions=6, latest_share=0.3)
@@ -91,6 +91,7 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
     all_subjects = sentences(tokenizer, n_documents=many, n_questions=24, **about)
     tasks_512 = ((0.35, hops), (0.35, subjects), (0.3, both))
     tasks_1024 = ((0.25, far_hops), (0.4, far_subjects), (0.25, near), (0.1, long))
+    more_1024 = ((0.45, far_hops), (0.3, far_subjects), (0.2, near), (0.05, long))
     tasks_2048 = ((0.25, all_hops), (0.3, all_subjects), (0.45, every))
     return [
         Phase("alphabet-256", CORE, 128, 24, 1500, 0.80, ((1.0, induction(256)),)),
@@ -109,7 +110,8 @@ def curriculum(tokenizer: Tokenizer) -> list[Phase]:
         Phase("cool-2048", ALL, 2048, 2, 190, 2.0, ((1.0, full),), topk=TOPK, lr_scale=0.25, lr_left=0.05),
         Phase("near-1024", ALL, 1024, 3, 400, 2.0, ((0.8, near), (0.2, long)), topk=TOPK, lr_scale=0.3),
         Phase("last-2048", ALL, 2048, 2, 130, 2.0, ((1.0, every),), topk=TOPK, lr_scale=0.25, lr_left=0.05),
-        Phase("tasks-512", ALL, 512, 6, 300, 0.985, tasks_512, topk=TOPK, lr_scale=0.5),
-        Phase("tasks-1024", ALL, 1024, 3, 450, 2.0, tasks_1024, topk=TOPK, lr_scale=0.3),
-        Phase("tasks-2048", ALL, 2048, 2, 350, 2.0, tasks_2048, topk=TOPK, lr_scale=0.25, lr_left=0.05),
+        Phase("tasks-512", ALL, 512, 6, 200, 0.985, tasks_512, topk=TOPK, lr_scale=0.5),
+        Phase("tasks-1024", ALL, 1024, 3, 170, 2.0, tasks_1024, topk=TOPK, lr_scale=0.3),
+        Phase("more-1024", ALL, 1024, 3, 300, 2.0, more_1024, topk=TOPK, lr_scale=0.4),
+        Phase("tasks-2048", ALL, 2048, 2, 110, 2.0, tasks_2048, topk=TOPK, lr_scale=0.25, lr_left=0.05),
     ]

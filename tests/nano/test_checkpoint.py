@@ -16,7 +16,7 @@ from tests.nano.kit import swap_latest
 
 NANO = Path("models/nano")
 # task, tokens, documents, questions, right at least
-RIGHT = [("single", 600, 4, 12, 10), ("single", 2048, 6, 6, 5)]
+RIGHT = [("single", 600, 4, 12, 10), ("single", 2048, 6, 6, 5), ("owner", 1024, 6, 12, 10), ("about", 1024, 6, 12, 10)]
 
 
 @pytest.fixture(scope="module")
