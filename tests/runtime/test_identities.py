@@ -25,7 +25,7 @@ from redknot.runtime.capture import Capture
 from redknot.runtime.counters import Counters
 from redknot.runtime.forward import forward
 from redknot.runtime.model import Model
-from redknot.runtime.prefill import decode, dense_session, prefill
+from redknot.runtime.prefill import CHUNK_ROWS, decode, dense_session, prefill
 from redknot.runtime.restore import Source, restored_session, segmented_session
 from redknot.runtime.reuse import Stages, choose_rows, prefill_reusing
 from tests.kit.memory import nan_memory
@@ -98,11 +98,16 @@ def sources_of(runs: Sequence[KnownRun], artifacts: Sequence[Memory]) -> list[So
 
 
 def grouped(
-    model: Model, ids: Tensor, runs: Sequence[KnownRun], capture: Capture | None = None, room: int = 0
+    model: Model,
+    ids: Tensor,
+    runs: Sequence[KnownRun],
+    capture: Capture | None = None,
+    room: int = 0,
+    chunk: int = CHUNK_ROWS,
 ) -> tuple[Tensor, Session]:
     """Segment-grouped recompute: last logits and the session."""
     session = segmented_session(nan_memory(model.geometry), runs, len(ids), room)
-    return prefill(model, [session], [ids], Counters(), capture=capture)[0], session
+    return prefill(model, [session], [ids], Counters(), chunk=chunk, capture=capture)[0], session
 
 
 def latents(session: Session, model: Model) -> list[Tensor]:
@@ -147,17 +152,23 @@ def reuse(
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_row_protected_equals_segment_grouped_recompute(model, artifacts, layout):
-    """Identity (b): logits and every latent of every layer, for every profile and several chunkings."""
+    """Identity (b): logits and every latent of every layer, for every profile and several chunkings.
+
+    Where two experts or entries are nearly tied, products of other shapes choose the other, in recompute too: one of
+    two runs of it must be met, and met everywhere.
+    """
     ids, runs = assemble(LAYOUTS[layout])
-    expected, reference = grouped(model, ids, runs)
-    assert expected.std() > 0.5
+    references = [grouped(model, ids, runs, chunk=chunk) for chunk in (CHUNK_ROWS, 256)]
+    assert references[0][0].std() > 0.5
     sources = sources_of(runs, artifacts)
     for name, chunk in zip(REUSING, (100, 1024, 32, 100), strict=True):
-        profile = SHIPPED[name]
-        logits, session, _ = reuse(model, ids, sources, profile, everything(len(ids)), chunk)
-        assert widest(logits, expected) <= EXACT, (profile.name, chunk)
-        for found, wanted in zip(latents(session, model), latents(reference, model), strict=True):
-            assert not wanted.numel() or widest(found, wanted) <= EXACT, (profile.name, chunk)
+        logits, session, _ = reuse(model, ids, sources, SHIPPED[name], everything(len(ids)), chunk)
+        found = [logits, *latents(session, model)]
+        farthest = [
+            max(widest(*pair) for pair in zip(found, [expected, *latents(held, model)], strict=True) if pair[1].numel())
+            for expected, held in references
+        ]
+        assert min(farthest) <= EXACT, (name, chunk, farthest)
 
 
 @pytest.mark.parametrize("layout", ["parts", "twice"])
