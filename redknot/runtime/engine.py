@@ -71,9 +71,8 @@ class Engine:
     Several threads may use it: requests run one after the other, each on all cores. What it keeps of latents, and how
     much, ``config.LatentSettings`` says; as a context manager, or with ``close``, it leaves them in the disk tier.
 
-    Raises UnsupportedModelError, CheckpointError, ConfigError, or StoreError where the memory or folder for latents
-    cannot be had; an artifact store that cannot be opened is not an error but the reason of every request
-    (STORE_UNAVAILABLE).
+    Raises UnsupportedModelError, CheckpointError, ConfigError, or StoreError without memory or folder for latents; an
+    artifact store that cannot be opened is no error but the reason of every request (STORE_UNAVAILABLE).
     """
 
     def __init__(
@@ -90,15 +89,13 @@ class Engine:
         if isinstance(model, Loaded) and (group is not None or device is not None):
             raise ConfigError("a loaded model has its group and device; give them to load()")
         self.loaded = model if isinstance(model, Loaded) else load(model, group, device or "cpu")
-        self.model = self.loaded.model
-        self.tokenizer = self.loaded.tokenizer
-        geometry = self.model.geometry
+        self.model, self.tokenizer = self.loaded.model, self.loaded.tokenizer
+        geometry, place = self.model.geometry, self.model.device
         self.profile = profile if isinstance(profile, Profile) else load_profile(profile)
         self.metrics = metrics if metrics is not None else Metrics()
         settings = load_settings().latents
         if self.profile.prefix_cache:
             settings = sized_for_pages(geometry, settings)
-        place = self.model.device
         self.latents = LatentSpace(geometry, settings, cost=partial(recompute_flops, geometry), device=place)
         self.metrics.watch("latents", self.latents.store.counters)
         self.metrics.watch_books(self.latents.store.books)
@@ -187,8 +184,8 @@ class Engine:
         if self._prefixes is not None and reuse != "off":
             self._prefixes.keep(session, request.token_ids)
         tokens = greedy(self.model, session, first, room, self.model.geometry.eos_token_ids if stop_at_eos else ())
-        free = logits.cpu().clone()  # of inference mode, and of the device
-        return Result(self.tokenizer.decode(tokens), tuple(tokens), report, free)
+        text, free = self.tokenizer.decode(tokens), logits.cpu().clone()  # of inference mode, and of the device
+        return Result(text, tuple(tokens), report, free)
 
     def _first_logits(self, request: Request, reuse: str, room: int) -> tuple[Tensor, Session]:
         """Prefill as the profile says, if everything holds on every rank; else dense."""

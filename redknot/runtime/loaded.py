@@ -60,4 +60,6 @@ def load(checkpoint: str | Path, group: Group | None = None, device: str = "cpu"
     model = Model(geometry, weights, group, place, mode)
     for op, reason in model.operations.reasons.items():
         _log.warning("no kernel for %s on %s: %s", op, place, reason)
+    if model.operations.passed_over:
+        _log.info("segment attention is not FlashMLA's: %s", model.operations.passed_over)
     return Loaded(Path(checkpoint), model)

@@ -43,13 +43,14 @@ class Model:
     @cached_property
     def operations(self) -> Operations:
         """What its layers call; ConfigError where ``mode`` asks for what the device has not."""
-        return choose_operations(self.geometry, self.weights.embed.dtype, self.device, self.mode)
+        heads = self.geometry.num_heads // self.group.shard.world
+        return choose_operations(self.geometry, heads, self.weights.embed.dtype, self.device, self.mode)
 
     @cached_property
     def frequencies(self) -> dict[RopeSpec, Tensor]:
         """Inverse frequencies of both rotary kinds."""
         kinds = (self.geometry.rope_main, self.geometry.rope_compress)
-        return {spec: inverse_frequencies(spec, self.geometry.rope_dim).to(self.device) for spec in kinds}
+        return {spec: on_device(inverse_frequencies(spec, self.geometry.rope_dim), self.device) for spec in kinds}
 
     @cached_property
     def _slices(self) -> dict[tuple[int, Groups], HeadSlice]:

@@ -25,13 +25,17 @@ class Operations:
     # Whether latents are read where they lie: what the kernels do. The references are fast over turned copies.
     in_place: bool
     reasons: dict[Op, str]  # why an operation has no kernel, where one was wanted
+    passed_over: str = ""  # why segment attention is not FlashMLA's, where that was looked at
 
 
 def choose_operations(
-    geometry: Geometry, dtype: torch.dtype, device: torch.device, mode: Mode = Mode.AUTO
+    geometry: Geometry, heads: int, dtype: torch.dtype, device: torch.device, mode: Mode = Mode.AUTO
 ) -> Operations:
-    """The operations of a model whose weights and latents have ``dtype``; ConfigError as of ``dispatch.choose``."""
-    attention = Features(dtype, geometry.head_dim, geometry.rope_dim, geometry.num_heads)
+    """The operations of a rank with so many ``heads``, whose weights and latents have ``dtype``.
+
+    ConfigError as of ``dispatch.choose``.
+    """
+    attention = Features(dtype, geometry.head_dim, geometry.rope_dim, heads)
     index = Features(dtype, geometry.index_head_dim, geometry.rope_dim, geometry.index_heads)
     product = Features(dtype, geometry.hidden_size)
     wanted = {
@@ -52,4 +56,5 @@ def choose_operations(
         experts=chosen[Op.EXPERTS].function,
         in_place=chosen[Op.SEGMENT_ATTENTION].is_kernel,
         reasons={op: choice.reason for op, choice in chosen.items() if choice.reason},
+        passed_over=chosen[Op.SEGMENT_ATTENTION].passed_over,
     )
