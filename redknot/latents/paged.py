@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from redknot.device import on_device
 from redknot.latents.handles import ForeignHandleError, Handle, Outcome, Run, StaleHandleError
 from redknot.latents.store import LatentStore
 
@@ -179,20 +180,22 @@ class Places:
 
     def read(self, fields: Sequence[PagedRows]) -> Tensor:
         """The rows in one copy, [N, width]."""
-        return fields[0].pool.rows.index_select(0, self._at(fields))
+        return fields[0].pool.rows.index_select(0, self.at(fields))
 
     def write(self, fields: Sequence[PagedRows], values: Tensor) -> None:
         """Write ``values`` [N, width]; blocks that others may see are copied first (PoolFullError without room)."""
         for one, numbers in zip(fields, self.touched, strict=True):
             one.blocks.own(numbers)
-        fields[0].pool.rows.index_copy_(0, self._at(fields), values)
+        fields[0].pool.rows.index_copy_(0, self.at(fields), values)
 
-    def _at(self, fields: Sequence[PagedRows]) -> Tensor:
+    def at(self, fields: Sequence[PagedRows]) -> Tensor:
+        """Which rows of the pool they are now, [N] int64, where the pool lies."""
         row_bytes, moves = fields[0].pool.row_bytes, [one.blocks.moves for one in fields]
         kept = self._kept.get(row_bytes)
         if kept is None or kept[0] != moves:
             offsets = torch.cat([one.blocks.offsets for one in fields])
-            kept = (moves, (offsets // row_bytes)[self.block].add_(self.row))
+            rows = (offsets // row_bytes)[self.block].add_(self.row)
+            kept = (moves, on_device(rows, fields[0].pool.rows.device))
             self._kept[row_bytes] = kept
         return kept[1]
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from redknot.device import on_device
 from redknot.latents.books import Counters
 from redknot.latents.handles import Handle, PoolFullError, Run
 from redknot.latents.segment import Segment, get_windows, put_windows
@@ -173,7 +174,8 @@ class Pages:
 
     def _rows(self, run: Run) -> Tensor:
         nbytes = self._store.config.block_bytes
-        return torch.tensor([handle.offset // nbytes for handle in self._store.handles(run)])
+        rows = torch.tensor([handle.offset // nbytes for handle in self._store.handles(run)])
+        return on_device(rows, self._space.device)
 
 
 def _cut(segments: Sequence[Segment], end: int) -> tuple[Place, ...]:

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from redknot.device import CPU, on_device
 from redknot.latents.segment import Segment
 from redknot.latents.space import LatentSpace
 
@@ -52,6 +53,11 @@ class Session:
         """Request positions covered so far."""
         return self.segments[-1].stop
 
+    @property
+    def device(self) -> torch.device:
+        """Where its latents lie."""
+        return CPU if self.space is None else self.space.device
+
     def segment_of(self, positions: Tensor) -> Tensor:
         """Index of the segment that holds each request position: [T] -> [T]."""
         firsts = torch.tensor([segment.first for segment in self.segments])
@@ -83,7 +89,7 @@ class Session:
 
     def keep_tail(self, layer: int, positions: Tensor, raw: Sequence[Tensor], index: Tensor) -> None:
         """Replace a layer's tail by rows ``index`` [t] of ``raw`` (as ``TailRows``), at request ``positions`` [t]."""
-        room = self.tail_rows[layer]
+        room, index = self.tail_rows[layer], on_device(index, self.device)
         kept = tuple(into[: len(index)] for into in room)
         for into, rows in zip(kept, raw, strict=True):
             torch.index_select(rows, 0, index, out=into)
@@ -91,6 +97,7 @@ class Session:
 
     def keep_boundary(self, layer: int, at: int, positions: Tensor, raw: Sequence[Tensor], index: Tensor) -> None:
         """Copy a layer's tail as it is in front of position ``at``; the rest as of ``keep_tail``."""
+        index = on_device(index, self.device)
         kept = [rows[index] for rows in raw]
         tail = CompressorTail(positions, (kept[0], kept[1], kept[2], kept[3]))
         self.boundary_tails.setdefault(at, {})[layer] = tail

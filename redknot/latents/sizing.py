@@ -46,8 +46,8 @@ def arena_bytes(layout: ModelLayout, tokens: int, sessions: int, segments: int) 
     return tokens * window_bytes(layout) + sessions * tail_bytes(layout) + (segments + sessions) * ALIGNMENT
 
 
-def store_config(layout: ModelLayout, settings: LatentSettings) -> StoreConfig:
-    """The store of a model, what the settings leave open taken from its longest context."""
+def store_config(layout: ModelLayout, settings: LatentSettings, device: str = "cpu") -> StoreConfig:
+    """The store of a model on a device, what the settings leave open taken from its longest context."""
     nbytes, longest = slot_bytes(layout), layout.geometry.max_positions
     pool, arena = settings.device_bytes, settings.arena_bytes
     if pool is None:
@@ -68,6 +68,7 @@ def store_config(layout: ModelLayout, settings: LatentSettings) -> StoreConfig:
         settings.disk_folder,
         arena_bytes=arena // ALIGNMENT * ALIGNMENT,
         arenas=settings.arenas,
+        device=device,
         eviction=settings.eviction,
     )
 

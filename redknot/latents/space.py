@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from redknot.config import LATENT_BYTES, LatentSettings
+from redknot.device import CPU
 from redknot.latents.formats import FP32, RegionName
 from redknot.latents.handles import PoolFullError
 from redknot.latents.layout import model_layout
@@ -34,19 +35,22 @@ class LatentSpace:
         *,
         fill: float | None = None,
         cost: Callable[[int], float] | None = None,
+        device: torch.device = CPU,
     ) -> None:
         """Open the store; with ``fill`` all memory that a request gets holds it until it is written (check mode).
 
         ``cost`` says what it takes to run so many tokens, in FLOPs: what eviction by cost weighs blocks with. Without
-        it all blocks are worth the same. StoreError where memory or folder cannot be had.
+        it all blocks are worth the same. ``device`` is where pool and arenas lie. StoreError where memory or folder
+        cannot be had.
         """
+        self.device = device
         self.geometry = geometry
         self.layout = model_layout(geometry, FP32)
         self.fill = fill
         self._cost = cost
         self.window_bytes = window_bytes(self.layout)
         self.tail_bytes = tail_bytes(self.layout)
-        self.store = LatentStore(store_config(self.layout, settings or LatentSettings()))
+        self.store = LatentStore(store_config(self.layout, settings or LatentSettings(), str(device)))
         self.pools = [self._pools(layer) for layer in range(geometry.num_layers)]  # by layer and kind of row
 
     def close(self) -> None:

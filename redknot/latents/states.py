@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from redknot.device import on_device
 from redknot.latents.handles import PoolFullError
 from redknot.latents.segment import Segment
 from redknot.latents.workspace import Workspace
@@ -43,7 +44,7 @@ class State:
         """
         if self._segment.blocks is None or not self._missing:
             return
-        missing = torch.tensor(self._missing)
+        missing = on_device(torch.tensor(self._missing), self._pool.device)
         values = pad(data, (0, len(self._keys) * self._pool.shape[1] - self._nbytes)).view(-1, self._pool.shape[1])
         self._pool[self._rows()[missing]] = values[missing]
         cost = self._space.cost(flops / len(self._keys))
@@ -54,4 +55,4 @@ class State:
     def _rows(self) -> Tensor:
         """Which rows of the pool the blocks are."""
         assert self._segment.blocks is not None
-        return self._segment.blocks.offsets // self._pool.shape[1]
+        return on_device(self._segment.blocks.offsets // self._pool.shape[1], self._pool.device)

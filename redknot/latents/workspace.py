@@ -177,7 +177,7 @@ class Workspace:
 
     def _arena_bytes(self, nbytes: int) -> Tensor:
         if not nbytes:
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device=self.space.device)
         try:
             return self._arena.view(self._arena.allocate(nbytes))
         except ArenaFullError as error:

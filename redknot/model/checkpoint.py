@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from redknot.comm.shard import SINGLE, Shard
+from redknot.device import CPU
 from redknot.errors import CheckpointError, ConfigError, UnsupportedModelError
 from redknot.model.configfile import read_config
 from redknot.model.geometry import Geometry, load_geometry
@@ -27,25 +28,32 @@ from redknot.model.weights import ModelWeights, build_model
 INDEX = "model.safetensors.index.json"
 
 
-def load_model(path: Path, dtype: torch.dtype = torch.float32, shard: Shard = SINGLE) -> tuple[Geometry, ModelWeights]:
-    """Read one rank's weights of a checkpoint folder; raises CheckpointError, UnsupportedModelError or ConfigError."""
+def load_model(
+    path: Path, dtype: torch.dtype = torch.float32, shard: Shard = SINGLE, device: torch.device = CPU
+) -> tuple[Geometry, ModelWeights]:
+    """Read one rank's weights of a checkpoint folder to a device.
+
+    Raises CheckpointError, UnsupportedModelError or ConfigError.
+    """
     geometry = load_geometry(path)
     shard.check(geometry.shardable())
-    return geometry, build_model(Checkpoint(path, geometry, dtype), geometry, shard)
+    return geometry, build_model(Checkpoint(path, geometry, dtype, device), geometry, shard)
 
 
 class Checkpoint:
-    """The tensors of a checkpoint folder by canonical name; implements ``TensorSource``.
+    """The tensors of a checkpoint folder by canonical name, each moved to a device; implements ``TensorSource``.
 
     Every tensor returned is in memory of its own. Norms, hyper-connections, sinks, position biases and the router
     bias are always float32, the hash table is int64, everything else has the requested dtype.
     """
 
-    def __init__(self, path: Path, geometry: Geometry, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, path: Path, geometry: Geometry, dtype: torch.dtype = torch.float32, device: torch.device = CPU
+    ) -> None:
         """Check the folder's files against the geometry; raises CheckpointError or UnsupportedModelError."""
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise ConfigError(f"weights cannot be held as {dtype}; use float32, bfloat16 or float16")
-        self.path, self.geometry, self.dtype = path, geometry, dtype
+        self.path, self.geometry, self.dtype, self.device = path, geometry, dtype, device
         self._block = block_of_config(read_config(path))
         self._stored = _collect(path)
         fused = {layer for layer in range(geometry.num_layers) if f"layers.{layer}.ffn.experts.w13" in self._stored}
@@ -56,16 +64,17 @@ class Checkpoint:
         """The tensor of that canonical name, dequantised; raises CheckpointError when the model has no such tensor."""
         tensor = self._read(name)
         if name.endswith(".tid2eid"):
-            return self._hash_table(name, tensor)
+            return self._hash_table(name, tensor).to(self.device)
         small = len(self._shapes[name]) == 1 or name.endswith((".ape", "_fn"))
-        return tensor.to(torch.float32 if small else self.dtype)
+        return tensor.to(self.device, torch.float32 if small else self.dtype)
 
     def experts(self, layer: int, part: slice) -> tuple[Tensor, Tensor]:
         """Routed experts ``part``: (w1 over w3 [E, 2 * width, hidden], w2 [E, hidden, width])."""
         prefix = f"layers.{layer}.ffn.experts"
         fused = [self._stored.get(f"{prefix}.{name}") for name in ("w13", "w2")]
         if fused[0] is not None and fused[1] is not None:
-            w13, w2 = (_finite(stored, stored.read(part)).to(self.dtype) for stored in fused if stored is not None)
+            read = [_finite(stored, stored.read(part)) for stored in fused if stored is not None]
+            w13, w2 = (weights.to(self.device, self.dtype) for weights in read)
             return w13, w2
         width, hidden = self.geometry.expert_width, self.geometry.hidden_size
         chosen = range(*part.indices(self.geometry.num_experts))
@@ -75,7 +84,7 @@ class Checkpoint:
             w13[row, :width] = self._read(f"{prefix}.{expert}.w1.weight")
             w13[row, width:] = self._read(f"{prefix}.{expert}.w3.weight")
             w2[row] = self._read(f"{prefix}.{expert}.w2.weight")
-        return w13, w2
+        return w13.to(self.device), w2.to(self.device)
 
     def _read(self, name: str) -> Tensor:
         if name not in self._shapes:

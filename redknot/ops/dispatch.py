@@ -1,7 +1,8 @@
 """Kernel or reference: chosen from declared features of the machine and the tensors, refused by name with the reason.
 
 Triton is imported here, late, and only for a device that could use it: importing redknot never needs it, and on the CPU
-nothing but the references runs unless a kernel is asked for by name (its tests do, in Triton's interpreter).
+nothing but the references runs unless a kernel is asked for by name (its tests do, in Triton's interpreter). Segment
+attention has one more choice, in front of Triton's: FlashMLA, which is no dependency and is used where it is installed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from redknot.errors import ConfigError
+from redknot.ops import flashmla
 from redknot.ops.records import RowFormat
 
 
@@ -79,11 +81,15 @@ class Features:
 
 @dataclass(frozen=True)
 class Choice:
-    """What to call, whether it is a kernel, and why it is not (empty where it is, or where nobody wanted one)."""
+    """What to call, whether it is a kernel, and why it is not (empty where it is, or where nobody wanted one).
+
+    ``passed_over`` says why FlashMLA is not what was chosen, where it was looked at.
+    """
 
     function: Callable[..., Any]
     is_kernel: bool
     reason: str
+    passed_over: str = ""
 
 
 def machine_of(device: torch.device) -> Machine:
@@ -96,14 +102,19 @@ def machine_of(device: torch.device) -> Machine:
 
 def choose(op: Op, features: Features, device: torch.device, mode: Mode = Mode.AUTO) -> Choice:
     """The function for an operation on a device; ConfigError where a kernel is demanded and cannot be had."""
-    reason = ""
+    reason = passed_over = ""
     if mode is not Mode.REFERENCE and (mode is Mode.KERNEL or device.type != "cpu"):
-        reason = refusal(op, features, machine_of(device))
+        machine = machine_of(device)
+        if op is Op.SEGMENT_ATTENTION:
+            passed_over = flashmla_refusal(features, machine)
+            if not passed_over:
+                return Choice(flashmla.segment_attention, True, "")
+        reason = refusal(op, features, machine)
         if not reason:
-            return Choice(_function(f"{_MODULES[op]}_triton", op), True, "")
+            return Choice(_function(f"{_MODULES[op]}_triton", op), True, "", passed_over)
         if mode is Mode.KERNEL:
             raise ConfigError(f"kernel {op}: {reason}; the reference has no such limit (mode reference)")
-    return Choice(_function(_MODULES[op], op), False, reason)
+    return Choice(_function(_MODULES[op], op), False, reason, passed_over)
 
 
 def _function(module: str, op: Op) -> Callable[..., Any]:
@@ -114,6 +125,16 @@ def _function(module: str, op: Op) -> Callable[..., Any]:
 def refusal(op: Op, features: Features, machine: Machine) -> str:
     """Why a kernel cannot serve a call, in words; empty where it can."""
     return _machine_refusal(features, machine) or _shape_refusal(op, features)
+
+
+def flashmla_refusal(features: Features, machine: Machine) -> str:
+    """Why FlashMLA cannot serve segment attention; empty where it can. Its module is looked at last."""
+    packed = features.records is not None
+    return (
+        flashmla.device_refusal(machine.device, machine.capability)
+        or flashmla.shape_refusal(features.dtype, features.channels, features.heads, packed=packed)
+        or flashmla.module_refusal()
+    )
 
 
 def _machine_refusal(features: Features, machine: Machine) -> str:

@@ -61,12 +61,22 @@ def keep_best(scores: Tensor, topk: int) -> tuple[Tensor, Tensor]:
     return indices, torch.zeros_like(values).masked_fill_(values == float("-inf"), float("-inf"))
 
 
+def keep_lowest(scores: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+    """As :func:`keep_best`, the indices ascending; nothing waits for the device, whether there are ties or not."""
+    indices = _lowest(scores, scores.topk(topk, dim=-1).values[:, -1:], topk)
+    values = scores.gather(-1, indices)
+    return indices, torch.zeros_like(values).masked_fill_(values == float("-inf"), float("-inf"))
+
+
 def _lowest(scores: Tensor, cut: Tensor, topk: int) -> Tensor:
-    """Indices [t, topk] of rows with a tie at the ``cut`` [t, 1]: what is above it, then the lowest that equal it."""
+    """Indices [t, topk], ascending, of what is above the ``cut`` [t, 1], and of the lowest that equal it."""
     above, equal = scores > cut, scores == cut
     room = topk - above.sum(-1, keepdim=True)
     kept = above | (equal & (equal.cumsum(-1) <= room))
-    return kept.nonzero()[:, 1].view(-1, topk)
+    # Every row keeps ``topk``, so that each has its place; what is dropped goes to one behind the last.
+    place = torch.where(kept, kept.cumsum(-1) - 1, topk)
+    column = torch.arange(scores.shape[-1], device=scores.device).expand_as(place)
+    return place.new_empty(len(scores), topk + 1).scatter_(-1, place, column)[:, :topk]
 
 
 def cut_margins(scores: Tensor, topk: int) -> Tensor:

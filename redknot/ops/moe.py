@@ -73,7 +73,7 @@ def gated(x: Tensor, w13: Tensor, w2: Tensor, limit: float) -> Tensor:
     return linear(silu(gate.clamp(max=limit)).mul(up.clamp(-limit, limit)), w2)
 
 
-def experts_forward(weights: MoeWeights, x: Tensor, routing: Routing, limit: float) -> tuple[Tensor, int]:
+def experts_forward(weights: MoeWeights, x: Tensor, routing: Routing, limit: float) -> tuple[Tensor, int | Tensor]:
     """This rank's routed experts plus its slice of the shared expert: ([T, hidden], (row, expert) pairs run).
 
     The sum over ranks is the block's output.

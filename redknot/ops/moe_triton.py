@@ -65,14 +65,14 @@ def dispatch(routing: Routing, first_expert: int, local: int) -> Dispatch:
     return Dispatch(order // k, routing.weights.flatten()[order], slots, expert, first, ends, block)
 
 
-def experts_forward(weights: MoeWeights, x: Tensor, routing: Routing, limit: float) -> tuple[Tensor, int]:
-    """As :func:`redknot.ops.moe.experts_forward`; the number of pairs waits for the device."""
+def experts_forward(weights: MoeWeights, x: Tensor, routing: Routing, limit: float) -> tuple[Tensor, int | Tensor]:
+    """As :func:`redknot.ops.moe.experts_forward`; the number of pairs stays on the device, a tensor of no dimension."""
     output = gated(x, weights.shared_w13, weights.shared_w2, limit)
     if not len(x) or not len(weights.w13):
         return output, 0
     laid_out = dispatch(routing, weights.first_expert, len(weights.w13))
     add_experts_(output, weights, x, laid_out, limit)
-    return output, int(laid_out.pairs)
+    return output, laid_out.pairs
 
 
 def add_experts_(output: Tensor, weights: MoeWeights, x: Tensor, laid_out: Dispatch, limit: float) -> None:

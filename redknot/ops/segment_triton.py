@@ -2,7 +2,8 @@
 
 One program is one row and some of its heads; entries come in tiles, each dequantised once in registers and used twice,
 as keys and as values, under an online softmax in float32. Rows of one segment share nothing but the cache: with 64
-heads a row alone fills a tensor-core tile.
+heads a row alone fills a tensor-core tile. Tiles before the first entry that exists and behind the last are not
+computed: where rows choose entries of many segments in order, each segment's call costs its own share only.
 """
 
 from __future__ import annotations
@@ -108,7 +109,15 @@ def _attend(
     top = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_H,), tl.float32)
     summed = tl.zeros((BLOCK_H, BLOCK_D), tl.float32)
+    begin, end = tl.full((), 0, tl.int32) + count, tl.full((), 0, tl.int32)
     for first in range(0, count, BLOCK_N):
+        number = first + tl.arange(0, BLOCK_N)
+        chosen = indices + row * index_row + number.to(tl.int64) * index_column
+        entry = tl.load(chosen, mask=number < count, other=-1)
+        some = tl.max(((entry >= 0) & (entry < capacity)).to(tl.int32), 0) > 0
+        begin = tl.where(some, tl.minimum(begin, first), begin)
+        end = tl.where(some, first + BLOCK_N, end)
+    for first in range(begin, end, BLOCK_N):
         number = first + tl.arange(0, BLOCK_N)
         chosen = indices + row * index_row + number.to(tl.int64) * index_column
         entry = tl.load(chosen, mask=number < count, other=-1)

@@ -23,7 +23,8 @@ from redknot.runtime.library import Library, Refused
 from redknot.runtime.metrics import Metrics
 from redknot.runtime.progress import Request
 from redknot.runtime.reading import Reading
-from redknot.runtime.restore import Source
+from redknot.runtime.restore import Sections, Source
+from redknot.runtime.staging import CopyStream, StagedSections
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Agreement:
     profile: Profile
     group: Group
     metrics: Metrics
+    copies: CopyStream | None = None  # to the device that the model runs on; None: it runs on the CPU
 
     def plan(self, request: Request, cached: int = 0) -> None:
         """Find the documents of a request and decide each; Refused with the reason to run dense.
@@ -65,17 +67,20 @@ class Agreement:
         digests = {artifact_id: artifact.certificate.digest for artifact_id, (artifact, _) in found.items()}
         request.vote = fingerprint([(run, digests[run.artifact_id]) for run in runs])
         request.wall["certify_s"] = time.perf_counter() - started
+        sections: dict[str, Sections] = {artifact_id: artifact for artifact_id, (artifact, _) in found.items()}
+        if self.copies is not None:
+            sections = {artifact_id: StagedSections(one, self.copies) for artifact_id, one in sections.items()}
         sources = []
         for run in runs:
-            (artifact, names), key = found[run.artifact_id], bytes.fromhex(digests[run.artifact_id])
-            sources.append(Source(run, artifact, key, library.rebuild(run), names))
+            (_, names), key = found[run.artifact_id], bytes.fromhex(digests[run.artifact_id])
+            sources.append(Source(run, sections[run.artifact_id], key, library.rebuild(run), names))
         return sources
 
     def reading(self, threads: Executor, sources: Sequence[Source]) -> Reading:
         """Begin to read and verify every section that this rank will use."""
         assert self.library is not None
         layers = self.library.geometry.num_layers
-        return Reading(threads, self.group, layers, sources, self.metrics.certificate)
+        return Reading(threads, self.group, layers, sources, self.metrics.certificate, self.copies)
 
     def vote(self, request: Request) -> bool:
         """Whether every rank would read the same; where not, the request has its reason. Every rank must take part."""

@@ -31,6 +31,10 @@ class Counters:
     fan_out: dict[int, int] = field(default_factory=dict)  # experts per row -> rows
     cuts: list[tuple[Tensor, Tensor]] | None = None  # (positions, top-k cut margins) when a test asks for them
 
+    def __post_init__(self) -> None:
+        """Nothing is left to be counted; what is, is no part of the sums (see ``settle``)."""
+        self._later: list[tuple[Tensor, int, int]] = []
+
     def add_rows(self, layer: int, rows: int) -> None:
         """Rows that left their latents in a layer."""
         self.rows[layer] = self.rows.get(layer, 0) + rows
@@ -62,13 +66,45 @@ class Counters:
         self.flops += probe.flops
         self.probe_row_layers += probe.row_layers
 
-    def add_experts(self, routing: Routing, ran: int, hidden: int, width: int, shared_width: int) -> None:
-        """Routed pairs that ran on this rank, the shared expert, and the experts each row kept."""
+    def add_experts(self, routing: Routing, ran: int | Tensor, hidden: int, width: int, shared_width: int) -> None:
+        """Routed pairs that ran on this rank, the shared expert, and the experts each row kept.
+
+        What only the device knows is counted when ``settle`` asks it.
+        """
         rows, native = routing.experts.shape
-        self.add_product(ran, hidden, 3 * width)
         self.add_product(rows, hidden, 3 * shared_width)
-        self.expert_pairs += ran
         self.expert_pairs_native += rows * native
-        kept = torch.full((rows,), native) if routing.kept is None else routing.kept.sum(-1)
-        for count, number in zip(*(v.tolist() for v in kept.unique(return_counts=True)), strict=True):
-            self.fan_out[count] = self.fan_out.get(count, 0) + number
+        if routing.kept is None:
+            self._add_kept([rows if number == native else 0 for number in range(native + 1)])
+        if routing.kept is None and isinstance(ran, int):
+            self._add_ran(ran, hidden, width)
+            return
+        device = routing.experts.device
+        counts = torch.zeros(native + 2, dtype=torch.int64, device=device)
+        counts[0] = ran
+        if routing.kept is not None:
+            number = torch.arange(native + 1, device=device)
+            counts[1:] = (routing.kept.sum(-1, keepdim=True) == number).sum(0)
+        self._later.append((counts, hidden, width))
+
+    def settle(self) -> None:
+        """Count what was left on the device, all of it in one copy; only then are the sums those of what ran."""
+        if not self._later:
+            return
+        lengths = [len(counts) for counts, _, _ in self._later]
+        found = torch.cat([counts for counts, _, _ in self._later]).cpu()
+        for counts, (_, hidden, width) in zip(found.split(lengths), self._later, strict=True):
+            ran, *kept = counts.tolist()
+            self._add_ran(ran, hidden, width)
+            self._add_kept(kept)
+        self._later.clear()
+
+    def _add_ran(self, pairs: int, hidden: int, width: int) -> None:
+        self.add_product(pairs, hidden, 3 * width)
+        self.expert_pairs += pairs
+
+    def _add_kept(self, rows: list[int]) -> None:
+        """``rows`` by the number of experts that they kept."""
+        for number, count in enumerate(rows):
+            if count:
+                self.fan_out[number] = self.fan_out.get(number, 0) + count

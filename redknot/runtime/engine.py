@@ -40,6 +40,7 @@ from redknot.runtime.report import Report, make_report
 from redknot.runtime.request import REUSE_MODES, Text, read_length, read_request
 from redknot.runtime.restore import Source, restored_session, segmented_session
 from redknot.runtime.reuse import choose_rows, prefill_reusing, written_early
+from redknot.runtime.staging import CopyStream
 from redknot.runtime.windows import rebuild_windows
 
 _log = logging.getLogger(__name__)
@@ -65,13 +66,13 @@ class Engine:
         profile: name of a shipped profile, or a JSON file.
         namespace: whose documents may be reused.
         group: the tensor-parallel ranks; every rank makes the same calls.
+        device: "cpu" (the default), "cuda" or "cuda:N"; where weights and latents lie and layers run.
 
     Several threads may use it: requests run one after the other, each on all cores. What it keeps of latents, and how
     much, ``config.LatentSettings`` says; as a context manager, or with ``close``, it leaves them in the disk tier.
 
-    Raises UnsupportedModelError, CheckpointError, ConfigError, or StoreError where the memory or folder for latents
-    cannot be had; an artifact store that cannot be opened is not an error but the reason of every request
-    (STORE_UNAVAILABLE).
+    Raises UnsupportedModelError, CheckpointError, ConfigError, or StoreError without memory or folder for latents; an
+    artifact store that cannot be opened is no error but the reason of every request (STORE_UNAVAILABLE).
     """
 
     def __init__(
@@ -82,20 +83,20 @@ class Engine:
         *,
         namespace: str = "default",
         group: Group | None = None,
+        device: str | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        if isinstance(model, Loaded) and group is not None:
-            raise ConfigError("a loaded model has its group; give the group to load()")
-        self.loaded = model if isinstance(model, Loaded) else load(model, group)
-        self.model = self.loaded.model
-        self.tokenizer = self.loaded.tokenizer
-        geometry = self.model.geometry
+        if isinstance(model, Loaded) and (group is not None or device is not None):
+            raise ConfigError("a loaded model has its group and device; give them to load()")
+        self.loaded = model if isinstance(model, Loaded) else load(model, group, device or "cpu")
+        self.model, self.tokenizer = self.loaded.model, self.loaded.tokenizer
+        geometry, place = self.model.geometry, self.model.device
         self.profile = profile if isinstance(profile, Profile) else load_profile(profile)
         self.metrics = metrics if metrics is not None else Metrics()
         settings = load_settings().latents
         if self.profile.prefix_cache:
             settings = sized_for_pages(geometry, settings)
-        self.latents = LatentSpace(geometry, settings, cost=partial(recompute_flops, geometry))
+        self.latents = LatentSpace(geometry, settings, cost=partial(recompute_flops, geometry), device=place)
         self.metrics.watch("latents", self.latents.store.counters)
         self.metrics.watch_books(self.latents.store.books)
         self._namespace = namespace
@@ -103,7 +104,8 @@ class Engine:
         self._one_at_a_time = threading.Lock()
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="redknot-read")
         library, unavailable = (None, "no store was given") if store is None else self._open(Path(store))
-        self._agreement = Agreement(library, unavailable, self.profile, self.model.group, self.metrics)
+        copies = None if place.type == "cpu" else CopyStream(place)
+        self._agreement = Agreement(library, unavailable, self.profile, self.model.group, self.metrics, copies)
 
     def _open(self, store: Path) -> tuple[Library | None, str]:
         """The documents of a store, or None and why there are none."""
@@ -182,7 +184,8 @@ class Engine:
         if self._prefixes is not None and reuse != "off":
             self._prefixes.keep(session, request.token_ids)
         tokens = greedy(self.model, session, first, room, self.model.geometry.eos_token_ids if stop_at_eos else ())
-        return Result(self.tokenizer.decode(tokens), tuple(tokens), report, logits.clone())  # free of inference mode
+        text, free = self.tokenizer.decode(tokens), logits.cpu().clone()  # of inference mode, and of the device
+        return Result(text, tuple(tokens), report, free)
 
     def _first_logits(self, request: Request, reuse: str, room: int) -> tuple[Tensor, Session]:
         """Prefill as the profile says, if everything holds on every rank; else dense."""

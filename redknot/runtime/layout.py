@@ -16,7 +16,7 @@ from torch import Tensor
 from redknot.latents.segment import Segment
 from redknot.latents.session import Session
 from redknot.model.geometry import Geometry
-from redknot.runtime.reads import Entries, Windows, as_slice, entries, windows
+from redknot.runtime.reads import Entries, Near, Windows, as_slice, entries, near, windows
 
 BLOCK_ROWS = 512
 
@@ -36,7 +36,8 @@ class Block:
 
     rows: slice  # of the row set
     positions: Tensor  # [t] request positions
-    windows: Windows
+    session: Session
+    window: int
     entries: dict[int, Entries | None]  # by ratio
     cache: dict[object, object] = field(default_factory=dict)  # rotations, per frame and rotary kind
 
@@ -44,6 +45,16 @@ class Block:
     def size(self) -> int:
         """Number of rows."""
         return len(self.positions)
+
+    @cached_property
+    def windows(self) -> Windows:
+        """Its windows, as turned copies are read."""
+        return windows(self.session, self.positions, self.window)
+
+    @cached_property
+    def near(self) -> Near:
+        """Its windows, as they are read in place."""
+        return near(self.session, self.positions, self.window)
 
 
 @dataclass(frozen=True)
@@ -102,8 +113,8 @@ class RowSet:
             for lo in range(0, len(positions), BLOCK_ROWS):
                 part = positions[lo : lo + BLOCK_ROWS]
                 seen = {ratio: entries(session, part, ratio) for ratio in ratios}
-                near = windows(session, part, self.geometry.window)
-                blocks.append(Block(slice(row + lo, row + lo + len(part)), part, near, seen))
+                own = slice(row + lo, row + lo + len(part))
+                blocks.append(Block(own, part, session, self.geometry.window, seen))
             row += len(positions)
         return blocks
 

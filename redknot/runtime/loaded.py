@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,13 +13,16 @@ from redknot.artifact.identity import ModelIdentity
 from redknot.artifact.store import ArtifactStore
 from redknot.comm.group import Group, OneProcess
 from redknot.config import load_settings
+from redknot.device import find_device
 from redknot.model.checkpoint import load_model
 from redknot.model.tokenizer import Tokenizer, load_tokenizer
+from redknot.ops.dispatch import Mode
 from redknot.runtime.identity import model_identity
 from redknot.runtime.library import Library
 from redknot.runtime.model import Model
 
-DTYPE = torch.float32  # the CPU runs and stores float32
+_log = logging.getLogger(__name__)
+DTYPE = torch.float32  # what runs and is stored, on any device
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +48,18 @@ class Loaded:
         return Library(opened, self.identity, self.model.geometry, (namespace,), needs, shard)
 
 
-def load(checkpoint: str | Path, group: Group | None = None) -> Loaded:
-    """Load what a rank of ``group`` (by default this process alone) holds of a checkpoint folder.
+def load(checkpoint: str | Path, group: Group | None = None, device: str = "cpu", mode: Mode = Mode.AUTO) -> Loaded:
+    """Load what a rank of ``group`` (by default this process alone) holds of a checkpoint folder, on a device.
 
-    Raises UnsupportedModelError or CheckpointError.
+    ``device`` is "cpu", "cuda" (the current one) or "cuda:N". ``mode`` says whether kernels are wanted; as a rule they
+    run on a GPU where they can, and references everywhere else (``Model.operations``). Raises UnsupportedModelError,
+    CheckpointError, or ConfigError where the device or a kernel that was asked for cannot be had.
     """
-    group = group if group is not None else OneProcess()
-    geometry, weights = load_model(Path(checkpoint), DTYPE, group.shard)
-    return Loaded(Path(checkpoint), Model(geometry, weights, group))
+    group, place = group if group is not None else OneProcess(), find_device(device)
+    geometry, weights = load_model(Path(checkpoint), DTYPE, group.shard, place)
+    model = Model(geometry, weights, group, place, mode)
+    for op, reason in model.operations.reasons.items():
+        _log.warning("no kernel for %s on %s: %s", op, place, reason)
+    if model.operations.passed_over:
+        _log.info("segment attention is not FlashMLA's: %s", model.operations.passed_over)
+    return Loaded(Path(checkpoint), model)

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from redknot.comm.group import Group, OneProcess
+from redknot.device import CPU, on_device
 from redknot.model.geometry import Geometry
 from redknot.model.heads import Groups, HeadTable
 from redknot.model.ropespec import RopeSpec
 from redknot.model.weights import ModelWeights
+from redknot.ops.dispatch import Mode
 from redknot.ops.rope import inverse_frequencies
+from redknot.runtime.operations import Operations, choose_operations
 
 
 @dataclass(frozen=True)
@@ -29,17 +32,25 @@ class HeadSlice:
 
 @dataclass
 class Model:
-    """A model ready to run."""
+    """A model ready to run; its weights lie on ``device``, and ``mode`` says which operations are wanted."""
 
     geometry: Geometry
     weights: ModelWeights
     group: Group = field(default_factory=OneProcess)
+    device: torch.device = CPU
+    mode: Mode = Mode.AUTO
+
+    @cached_property
+    def operations(self) -> Operations:
+        """What its layers call; ConfigError where ``mode`` asks for what the device has not."""
+        heads = self.geometry.num_heads // self.group.shard.world
+        return choose_operations(self.geometry, heads, self.weights.embed.dtype, self.device, self.mode)
 
     @cached_property
     def frequencies(self) -> dict[RopeSpec, Tensor]:
         """Inverse frequencies of both rotary kinds."""
         kinds = (self.geometry.rope_main, self.geometry.rope_compress)
-        return {spec: inverse_frequencies(spec, self.geometry.rope_dim) for spec in kinds}
+        return {spec: on_device(inverse_frequencies(spec, self.geometry.rope_dim), self.device) for spec in kinds}
 
     @cached_property
     def _slices(self) -> dict[tuple[int, Groups], HeadSlice]:
@@ -64,7 +75,8 @@ class Model:
     def _slice(self, layer: int, in_groups: Groups) -> HeadSlice:
         weights, per_group = self.weights.layers[layer].attn, self.geometry.heads_per_group
         groups, rank, _ = weights.wo_a.shape
-        positions, numbers = torch.tensor(in_groups), torch.arange(groups).unsqueeze(-1)
+        positions = on_device(torch.tensor(in_groups), self.device)
+        numbers = torch.arange(groups, device=self.device).unsqueeze(-1)
         wq, sinks = weights.wq_b.flatten(0, 1), weights.sinks
         if positions.shape[1] < per_group:
             picked = (numbers * per_group + positions).flatten()

@@ -78,7 +78,7 @@ def prefill_pages(
     At the end of every page that a chunk completes the tails are left, until ``boundary_tails`` is cleared. Returns the
     last row's logits [1, vocab], or [0, vocab] where rows follow that are not ``final``.
     """
-    segment, logits = session.segments[-1], torch.empty(0, model.geometry.vocab_size)
+    segment, logits = session.segments[-1], torch.empty(0, model.geometry.vocab_size, device=model.device)
     for lo in range(segment.end, len(token_ids), CHUNK_ROWS):
         hi = min(lo + CHUNK_ROWS, len(token_ids))
         segment.end = hi

@@ -55,7 +55,7 @@ def rank_by_indexer(
     scores = []
     for segment in known:
         count = segment.entries(geometry.csa_ratio)
-        found = capture.entry_scores.get(id(segment), nothing)
+        found = capture.entry_scores.get(id(segment), nothing).cpu()
         scores.append(torch.cat((found, torch.zeros(count - len(found)))))
     return torch.cat(scores)
 
@@ -84,7 +84,7 @@ def rank_by_deviation(
     counters.add_probe(own)
     session.require(layer)
     pairs = zip(_known(session, runs), _known(scratch, runs), strict=True)
-    return torch.cat([_deviations(kept, fresh, layer, model.geometry.csa_ratio) for kept, fresh in pairs])
+    return torch.cat([_deviations(kept, fresh, layer, model.geometry.csa_ratio) for kept, fresh in pairs]).cpu()
 
 
 def _known(session: Session, runs: Sequence[KnownRun]) -> list[Segment]:

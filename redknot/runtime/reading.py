@@ -2,7 +2,7 @@
 
 Layers are read in groups, first to last, so that a forward waits for the first group alone and finds the others there.
 Before a group is used every rank says whether it has its part; where one has not, none uses it, and the request runs
-dense. On a GPU the same interface is to hold a copy stream and an event for each group.
+dense. For a GPU the threads also queue the copies to it, on a stream of their own, and an event for each group.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
 
 from redknot.artifact.reasons import request_reason
 from redknot.artifact.schema import parse_section
@@ -19,6 +20,7 @@ from redknot.comm.group import Group
 from redknot.errors import RequestReason, StoreError
 from redknot.runtime.library import Refused
 from redknot.runtime.restore import Source
+from redknot.runtime.staging import CopyStream, StagedSections
 
 GROUP_LAYERS = 4
 
@@ -35,15 +37,22 @@ class Reading:
         layers: int,
         sources: Sequence[Source],
         on_refusal: Callable[[RequestReason], None] = lambda reason: None,
+        copies: CopyStream | None = None,
     ) -> None:
-        """Begin to read; ``on_refusal`` is told, on a thread, why sections cannot be used."""
+        """Begin to read; ``on_refusal`` is told, on a thread, why sections cannot be used.
+
+        With ``copies`` the sources' sections are ``StagedSections`` on it.
+        """
         self._group = group
+        self._copies = copies
+        self._marks: dict[int, Any] = {}  # by group: the event behind its copies
+        self._staged = [s.sections for s in sources if isinstance(s.sections, StagedSections)]
         self._on_refusal = on_refusal
         parts: list[list[_Section]] = [[] for _ in range(-(-layers // GROUP_LAYERS))]
         for source in sources:
             for name in source.names:
                 parts[_group_of(name, len(parts))].append((source, name))
-        self._jobs: list[Future[None]] = [threads.submit(self._read, part) for part in parts]
+        self._jobs: list[Future[None]] = [threads.submit(self._read, *part) for part in enumerate(parts)]
         self._settled = 0  # groups that every rank has
         self._until: float | None = None  # on the clock of ``time.perf_counter``
         self._limit = 0.0
@@ -54,7 +63,10 @@ class Reading:
         self._limit, self._until = seconds, time.perf_counter() + seconds
 
     def ready(self, layer: int) -> None:
-        """Wait until every rank has what this layer uses; Refused, on every rank, where one of them will not."""
+        """Wait until every rank has what this layer uses; Refused, on every rank, where one of them will not.
+
+        Copies to a device are not waited for: what this thread queues from now on runs behind them.
+        """
         while self._settled <= layer // GROUP_LAYERS:
             self._settle(self._settled)
             self._settled += 1
@@ -63,6 +75,8 @@ class Reading:
         """Read no more; what was read stays valid."""
         for job in self._jobs:
             job.cancel()
+        for sections in self._staged:
+            sections.drop()
 
     def _settle(self, number: int) -> None:
         problem: Refused | None = None
@@ -81,15 +95,22 @@ class Reading:
             raise problem
         if not agreed:
             raise Refused(RequestReason.RANK_DISAGREEMENT, "another rank has no sections that it could use")
+        if self._copies is not None:
+            self._copies.wait(self._marks[number])
 
-    def _read(self, part: Sequence[_Section]) -> None:
+    def _read(self, number: int, part: Sequence[_Section]) -> None:
         try:
             for source, name in part:
-                source.sections.section(name)
+                if isinstance(source.sections, StagedSections):
+                    source.sections.stage(name)
+                else:
+                    source.sections.section(name)
         except StoreError as error:
             reason = request_reason(error)
             self._on_refusal(reason)
             raise Refused(reason, str(error)) from error
+        if self._copies is not None:
+            self._marks[number] = self._copies.mark()
 
 
 def _group_of(name: str, groups: int) -> int:

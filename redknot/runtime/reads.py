@@ -1,12 +1,14 @@
 """What a block of rows reads: its windows and the compressed entries it may see, over all segments at once.
 
 Latents stay where they are, in their segments' frames. A :class:`Table` names rows of several segments side by side and
-how far each lies from its place in the request; whoever reads it turns the rotary channels of what it read.
+how far each lies from its place in the request; whoever reads it turns the rotary channels of what it read. Kernels
+read each segment for itself, by the numbers of its rows (:class:`Near`, ``Entries.by_part``), and turn queries.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -40,18 +42,48 @@ class Windows:
 
 
 @dataclass(frozen=True, eq=False)
+class NearPart:
+    """The window rows of one segment that rows of a block see."""
+
+    segment: Segment
+    rows: Tensor | None  # [r] rows of the block that see any of them; None: all
+    keys: Tensor  # [r, window] rows of the segment's window latents, -1 where there is none
+
+
+@dataclass(frozen=True, eq=False)
+class Near:
+    """The windows of a block's rows, segment by segment."""
+
+    parts: tuple[NearPart, ...]
+    pairs: int  # (row, key) pairs
+
+
+@dataclass(frozen=True, eq=False)
 class Entries:
     """The entries of one ratio that a block's rows may see, segment by segment: N columns."""
 
     table: Table
     parts: tuple[tuple[Segment, int], ...]  # segment, number of its entries
-    visible: Tensor  # [t] visible entries per row
-    mask: Tensor | None  # [t, N] additive, None when every row sees every entry
+    by_part: Tensor  # [P, t] visible entries per part and row: the first so many
 
     @property
     def count(self) -> int:
         """Columns N."""
         return sum(count for _, count in self.parts)
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """Visible entries per row, [t]."""
+        return self.by_part.sum(0)
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """Additive, [t, N]; None when every row sees every entry."""
+        hidden = [
+            torch.arange(count) >= seen.unsqueeze(-1) for (_, count), seen in zip(self.parts, self.by_part, strict=True)
+        ]
+        unseen = torch.cat(hidden, dim=1)
+        return _additive(unseen) if bool(unseen.any()) else None
 
 
 def windows(session: Session, positions: Tensor, window: int) -> Windows:
@@ -87,6 +119,21 @@ def windows(session: Session, positions: Tensor, window: int) -> Windows:
     )
 
 
+def near(session: Session, positions: Tensor, window: int) -> Near:
+    """The same windows for whoever reads them in place: rows as of :func:`windows`."""
+    keys = positions.unsqueeze(-1) + torch.arange(1 - window, 1)  # [t, window] request positions
+    owner = torch.where(_covered(session, keys), session.segment_of(keys), -1)
+    parts = []
+    for number in range(int(owner.max()) + 1):
+        mine, segment = owner == number, session.segments[number]
+        rows = mine.any(1).nonzero().flatten()
+        if len(rows):
+            of_segment = torch.where(mine, keys - segment.first, -1)
+            every = len(rows) == len(positions)
+            parts.append(NearPart(segment, None if every else rows, of_segment if every else of_segment[rows]))
+    return Near(tuple(parts), int((owner >= 0).sum()))
+
+
 def _covered(session: Session, positions: Tensor) -> Tensor:
     """Whether a segment holds each position."""
     stops = torch.tensor([segment.stop for segment in session.segments])
@@ -113,7 +160,7 @@ def as_slice(rows: Tensor) -> slice | Tensor:
 
 def entries(session: Session, positions: Tensor, ratio: int) -> Entries | None:
     """The entries that rows at request ``positions`` [t], ascending, may see; None when they see none."""
-    parts, visible, hidden = [], [], []
+    parts, visible = [], []
     for segment in session.segments:
         if segment.first > int(positions[-1]):
             break
@@ -122,16 +169,13 @@ def entries(session: Session, positions: Tensor, ratio: int) -> Entries | None:
         if count:
             parts.append((segment, count))
             visible.append(seen)
-            hidden.append(torch.arange(count) >= seen.unsqueeze(-1))
     if not parts:
         return None
-    unseen = torch.cat(hidden, dim=1)
     counts = torch.tensor([count for _, count in parts])
     return Entries(
         table=Table(tuple((s, slice(0, count)) for s, count in parts), _shifts([s for s, _ in parts], counts)),
         parts=tuple(parts),
-        visible=torch.stack(visible).sum(0),
-        mask=_additive(unseen) if bool(unseen.any()) else None,
+        by_part=torch.stack(visible),
     )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from redknot.artifact.schema import layer_section
+from redknot.device import on_device
 from redknot.latents.paged import PagedRows, Use
 from redknot.latents.segment import Segment
 from redknot.latents.session import Reading, Session
@@ -207,7 +208,7 @@ class _Restoring:
         rows = stored[max(run.doc_start - kept, 0) : run.doc_start + run.length - kept]
         start = max(run.length - rows.shape[0], self.rows)
         if start < run.length:
-            window[start : run.length] = rows[start - run.length :]
+            window[start : run.length] = on_device(rows[start - run.length :], window.device)
 
     def _publish(self) -> None:
         blocks, aside = self.segment.blocks, self.aside
@@ -231,4 +232,5 @@ def _fill(held: PagedRows, blocks: Sequence[int], section: Tensor, stored: Seque
     into = (torch.tensor(blocks).unsqueeze(-1) * per_block + within).flatten()
     rows = (torch.tensor(stored).unsqueeze(-1) * per_block + within).flatten()
     there = rows < len(section)  # a document's last block may not be full
-    held[into[there]] = section[rows[there]]
+    picked = section[on_device(rows[there], section.device)]
+    held[into[there]] = on_device(picked, held.pool.rows.device)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from redknot.artifact.schema import boundary_section, shard_section
+from redknot.device import on_device
 from redknot.latents.session import Session
 from redknot.latents.workspace import Workspace
 from redknot.model.geometry import Geometry
@@ -198,10 +199,10 @@ class Stages:
         return HeadSplit(self.profile.heads(self.model.geometry), rows, restored)
 
     def _gather(self, positions: Tensor, name: str) -> Tensor:
-        """Stored rows of a section at request positions, all of which lie in known runs."""
+        """Stored rows of a section at request positions, all of which lie in known runs, on the model's device."""
         parts = []
         for source in self.sources:
             inside = positions[(positions >= source.run.start) & (positions < source.run.stop)]
             if len(inside):
                 parts.append(source.sections.section(name)[inside - source.run.start + source.run.doc_start])
-        return torch.cat(parts)
+        return on_device(torch.cat(parts), self.model.device)

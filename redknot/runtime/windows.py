@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from redknot.artifact.sections import checkpoint_section
+from redknot.device import on_device
 from redknot.latents.segment import Segment, get_windows, put_windows
 from redknot.latents.session import Session
 from redknot.latents.states import State
@@ -85,7 +86,7 @@ class _Rebuilding:
         put_windows([self.segment], self.segment.stop - state.shape[1], state)
 
     def _checkpoint(self) -> Tensor:
-        return self.source.sections.section(checkpoint_section(self.plan.checkpoint))
+        return on_device(self.source.sections.section(checkpoint_section(self.plan.checkpoint)), self.model.device)
 
     def _found_or_computed(self, scratch: Workspace, counters: Counters, chunk: int) -> Tensor:
         key, found, kept = self.source.key, None, None

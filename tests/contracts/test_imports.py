@@ -20,6 +20,7 @@ RANKS = {
     "errors": 0,
     "config": 0,
     "durable": 0,
+    "device": 0,
     "model": 1,
     "comm": 0,
     "ops": 2,

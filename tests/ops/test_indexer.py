@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from redknot.ops.indexer import cut_margins, index_scores, keep_best
+from redknot.ops.indexer import cut_margins, index_scores, keep_best, keep_lowest
 
 NEG_INF = float("-inf")
 
@@ -28,8 +28,15 @@ tables = st.integers(2, 9).flatmap(lambda n: st.lists(st.lists(values, min_size=
 
 
 def kept_of(scores: Tensor, topk: int) -> list[list[bool]]:
-    """What ``keep_best`` keeps of each row, as a mask; nothing is kept twice."""
-    indices, mask = keep_best(scores, topk)
+    """What ``keep_best`` keeps of each row, as a mask, and ``keep_lowest`` too, in order; nothing is kept twice."""
+    indices, mask = keep_lowest(scores, topk)
+    assert bool((indices.diff(dim=-1) > 0).all())
+    kept = _as_mask(scores, topk, indices, mask)
+    assert _as_mask(scores, topk, *keep_best(scores, topk)) == kept
+    return kept
+
+
+def _as_mask(scores: Tensor, topk: int, indices: Tensor, mask: Tensor) -> list[list[bool]]:
     assert indices.shape == mask.shape == (len(scores), topk)
     assert bool(((indices >= 0) & (indices < scores.shape[1])).all())
     assert bool(((mask == 0) | (mask == NEG_INF)).all())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from redknot.latents.segment import Segment
 from redknot.latents.session import Session
-from redknot.runtime.reads import TILE_ROWS, Table, entries, windows
+from redknot.runtime.reads import TILE_ROWS, Table, entries, near, windows
 from tests.kit.sessions import sessions_and_rows
 
 
@@ -63,12 +63,35 @@ def test_only_rows_that_somebody_sees_are_read(case: tuple[Session, list[int]], 
     assert read == sorted({key for p in positions for key in range(max(p - window + 1, 0), p + 1)})
 
 
+def near_pairs(session: Session, positions: list[int], window: int) -> tuple[list[tuple[int, int]], int]:
+    """(row position, key position) pairs of the windows as they are read in place, and how many were counted."""
+    layout, pairs = near(session, torch.tensor(positions), window), []
+    for part in layout.parts:
+        rows = range(len(positions)) if part.rows is None else part.rows.tolist()
+        assert part.keys.shape == (len(rows), window)
+        assert bool((part.keys >= 0).any(1).all())  # no row that sees nothing of the segment
+        for row, keys in zip(rows, part.keys.tolist(), strict=True):
+            assert all(key < part.segment.length for key in keys)
+            pairs += [(positions[row], part.segment.first + key) for key in keys if key >= 0]
+    return pairs, layout.pairs
+
+
+@given(sessions_and_rows(), st.sampled_from([1, 2, 8, 32]))
+def test_windows_in_place_are_the_same_windows(case: tuple[Session, list[int]], window: int) -> None:
+    session, positions = case
+    found, counted = near_pairs(session, positions, window)
+    expected, expected_count = seen_pairs(session, positions, window)
+    assert sorted(found) == sorted(expected)
+    assert counted == expected_count
+
+
 def test_positions_that_no_segment_covers_are_hidden() -> None:
     """A probe's session begins anywhere and has gaps."""
     session = Session([Segment(40, 0, 10, closed=True), Segment(60, 0, 8, closed=False)])
     found, _ = seen_pairs(session, [45, 60, 67], 32)
     covered = {*range(40, 50), *range(60, 68)}
     assert sorted(found) == [(p, key) for p in (45, 60, 67) for key in range(p - 31, p + 1) if key in covered]
+    assert sorted(near_pairs(session, [45, 60, 67], 32)[0]) == sorted(found)
 
 
 @given(sessions_and_rows(), st.sampled_from([4, 32]))
