@@ -33,8 +33,11 @@ def prepare(
     check_version()
     refuse_device(device)
     options = Options.read(str(model_path), str(store), profile, None if config is None else str(config))
-    environment.enable_cpu(tp_size)
-    kernels.install()
+    if device == "cuda":
+        environment.enable_cuda()
+    else:
+        environment.enable_cpu(tp_size)
+        kernels.install()
     _prepared = options
     # The rest is set when SGLang has the caller's other arguments too: some follow from them.
     return {"model_path": str(options.model), "device": device, "tp_size": tp_size}

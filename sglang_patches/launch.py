@@ -52,10 +52,22 @@ def adapt(args: Any, options: Options, given: Mapping[str, Any]) -> None:
         )
     if args.api_key and options.config.api_keys:
         raise ConfigError("--api-key and the api_keys of --redknot-config cannot be used together")
-    environment.enable_cpu(args.tp_size)
-    for name, value in defaults(options, given).items():
+    for name, value in _prepared(args, options, given).items():
         setattr(args, name, value)
     setattr(args, ATTRIBUTE, options)
+
+
+def _prepared(args: Any, options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Prepare the environment of the ranks for their device; the arguments that this model needs there."""
+    if args.device != "cuda":
+        environment.enable_cpu(args.tp_size)
+        return defaults(options, given)
+    from sglang_patches.cuda import start
+
+    start.refuse_unsupported(args)
+    environment.enable_cuda()
+    environment.find_cuda_model()
+    return start.cuda_defaults(options, given)
 
 
 def options_of(server_args: Any) -> Options | None:

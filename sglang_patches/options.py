@@ -135,8 +135,12 @@ def refuse_unsupported(args: Any) -> None:
 
 def refuse_device(device: str | None) -> None:
     """ConfigError for a device that cannot be served on."""
-    if device != "cpu":
-        raise ConfigError("--enable-redknot serves with --device cpu; the GPU adapter is not there yet")
+    if device == "cuda":
+        from sglang_patches.cuda import start
+
+        start.refuse()
+    elif device != "cpu":
+        raise ConfigError("--enable-redknot serves with --device cpu, or with --device cuda, unverified on hardware")
 
 
 _REQUESTS = 16
@@ -152,9 +156,9 @@ def defaults(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
     context = given.get("context_length") or options.geometry.max_positions
     if not 0 < context <= options.geometry.max_positions:
         raise ConfigError(f"--context-length {context}: the model has {options.geometry.max_positions} positions")
-    _refuse_other("--page-size", given.get("page_size"), (page,))
-    _refuse_other("--dtype", given.get("dtype"), _DTYPES)
-    _refuse_other("--attention-backend", given.get("attention_backend"), (_BACKEND,))
+    refuse_other("--page-size", given.get("page_size"), (page,))
+    refuse_other("--dtype", given.get("dtype"), _DTYPES)
+    refuse_other("--attention-backend", given.get("attention_backend"), (_BACKEND,))
     pool = given.get("max_total_tokens") or max(_POOL_CONTEXTS * context, _LEAST_POOL_TOKENS)
     overrides = _overrides(given.get("json_model_override_args"))
     return {
@@ -167,7 +171,7 @@ def defaults(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
         "context_length": context,
         "max_total_tokens": -(-pool // page) * page,
         "max_running_requests": given.get("max_running_requests") or _REQUESTS,
-        "chunked_prefill_size": _whole_pages(given.get("chunked_prefill_size"), page),
+        "chunked_prefill_size": whole_pages(given.get("chunked_prefill_size"), page),
         "attention_backend": _BACKEND,
         "sleep_on_idle": True,  # an idle scheduler would keep a core busy, and ranks share the cores with builds
         # SGLang's warm-up asks this server without a key of ours, and ends it when it is sent away.
@@ -176,7 +180,8 @@ def defaults(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _refuse_other(option: str, given: Any, served: Sequence[Any]) -> None:
+def refuse_other(option: str, given: Any, served: Sequence[Any]) -> None:
+    """ConfigError for a value that a user gave and the model does not have; the last one served is named."""
     if given is not None and given not in served:
         raise ConfigError(f"{option} {given}: this model is served with {served[-1]}; leave the option out")
 
@@ -203,7 +208,7 @@ def _chat_encoding(model: Path) -> str | None:
     return "deepseekv4" if any(token.get("content") == _V4_BOS for token in added) else None
 
 
-def _whole_pages(chunk: int | None, page: int) -> int:
+def whole_pages(chunk: int | None, page: int) -> int:
     """A chunk of whole pages; SGLang refuses any other."""
     if chunk is not None and chunk <= 0:
         return chunk

@@ -1,7 +1,7 @@
 """The platform entry point: SGLang resolves it when it is first imported, in every process, before any argument.
 
-It claims no platform. It prepares the process for serving on the CPU where the command line asks for both, and
-changes nothing otherwise.
+It claims no platform. It prepares the process for serving where the command line asks for it, and changes nothing
+otherwise; on a CUDA device SGLang finds the hardware and its kernels itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ def resolve() -> None:
     """Entry point of the group ``sglang.srt.platforms``; None: the hardware is SGLang's to find."""
     if not environment.enabled():
         wish: Wish = read_wish(sys.argv)
-        if not (wish.enabled and wish.device == "cpu"):
+        if not wish.enabled or wish.device not in ("cpu", "cuda"):
             return
-        environment.enable_cpu(wish.tp_size)
-    kernels.install()
+        if wish.device == "cpu":
+            environment.enable_cpu(wish.tp_size)
+        else:
+            environment.enable_cuda()
+    if environment.enabled() and not environment.on_cuda():
+        kernels.install()

@@ -34,5 +34,12 @@ def _load(child: bool, *, only_options: bool) -> None:
 
     if only_options:
         apply(OPTIONS)
+        return
+    process = Process.CHILD if child else Process.PARENT
+    if environment.on_cuda() and child:
+        from sglang_patches.cuda import contract, table
+
+        contract.require(contract.installed())
+        apply(table.hooks_of(process))
     else:
-        apply(hooks_of(Process.CHILD if child else Process.PARENT))
+        apply(hooks_of(process))

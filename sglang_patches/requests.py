@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,18 +23,31 @@ _log = logging.getLogger(__name__)
 REQUESTS = "redknot_requests"  # in a batch's model_specific_states
 # In custom_params, put there by the process that speaks HTTP, whatever a client wrote.
 NAMESPACE = "redknot_namespace"
+ADMISSION = "redknot_admission"  # attribute of a request that was admitted
 ARRIVED = "redknot_arrived"  # on the clock of time.perf_counter, which the processes of a machine share
 _HEALTH = "HEALTH_CHECK"  # begins the id of a request that SGLang sends to itself
 
 
 def create(original: Callable[..., Any], scheduler: Any, received: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook: around the making of a request in every rank."""
+    return make(original, scheduler, received, args, kwargs, cached)
+
+
+def make(
+    original: Callable[..., Any],
+    scheduler: Any,
+    received: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    pages_of: Callable[..., Sequence[int]],
+) -> Any:
+    """Make a request and admit it; ``pages_of`` says what the prefix cache has, as :func:`cached` does."""
     request = original(scheduler, received, *args, **kwargs)
     found = engine()
     if found is None:
         return request
     try:
-        admission = _admit(found, scheduler, request)
+        admission = _admit(found, scheduler, request, pages_of)
     except RedKnotError as error:
         request.set_finish_with_abort(str(error))
         return request
@@ -43,12 +56,13 @@ def create(original: Callable[..., Any], scheduler: Any, received: Any, *args: A
         message = f"{type(error).__name__}: {error}"
         request.set_finish_with_abort(message, HTTPStatus.INTERNAL_SERVER_ERROR, "InternalServerError")
         return request
+    setattr(request, ADMISSION, admission)
     # However a request ends, nothing of it is left when SGLang has let go of it.
     weakref.finalize(request, found.release, request.rid, admission=admission)
     return request
 
 
-def _admit(found: ServingEngine, scheduler: Any, request: Any) -> Admission:
+def _admit(found: ServingEngine, scheduler: Any, request: Any, pages_of: Callable[..., Sequence[int]]) -> Admission:
     ids = request.origin_input_ids
     custom = request.sampling_params.custom_params or {}
     ask = Ask.parse(custom.get(KEY))
@@ -57,7 +71,7 @@ def _admit(found: ServingEngine, scheduler: Any, request: Any) -> Admission:
     own = request.extra_key
 
     def pages(branch: str | None) -> Sequence[int]:
-        return _cached(scheduler.tree_cache, ids, _joined(own, branch), request.cache_salt)
+        return pages_of(scheduler, ids, _joined(own, branch), request.cache_salt)
 
     namespace = custom.get(NAMESPACE)
     admission = found.admit(request.rid, ids, ask, namespace=namespace, arrived=custom.get(ARRIVED), cached_pages=pages)
@@ -73,11 +87,12 @@ def _joined(own: str | None, branch: str | None) -> str | None:
     return client if branch is None else f"{client}+{branch}"
 
 
-def _cached(tree: Any, ids: array[int], key: str | None, salt: str | None) -> list[int]:
+def cached(scheduler: Any, ids: array[int], key: str | None, salt: str | None) -> list[int]:
     """Pages of the longest prefix that the tree has, the last token left out as SGLang does it."""
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
+    tree = scheduler.tree_cache
     size = tree.page_size
     found = tree.match_prefix(
         MatchPrefixParams(key=RadixKey(ids, extra_key=key, limit=max(len(ids) - 1, 0), cache_salt=salt))

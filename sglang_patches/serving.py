@@ -6,7 +6,7 @@ are for this process alone; SGLang lets all processes share them, but says so on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,8 +25,12 @@ def engine() -> ServingEngine | None:
     return _engine
 
 
-def start() -> ServingEngine:
-    """Load the model of SGLang's arguments; ConfigError where they were not made by this plugin."""
+def start(**more: Any) -> ServingEngine:
+    """Load the model of SGLang's arguments; ConfigError where they were not made by this plugin.
+
+    ``more`` goes to the engine as it is: the device that it runs on, where that is not the CPU. A page of SGLang's may
+    hold several of the engine's.
+    """
     global _engine
     from sglang.srt.runtime_context import get_parallel, get_server_args
 
@@ -47,7 +51,8 @@ def start() -> ServingEngine:
         options.model,
         options.store,
         options.profile,
-        pages=args.max_total_tokens // options.geometry.block_length + 1,  # page 0 is SGLang's dummy
+        # Page 0 is SGLang's dummy.
+        pages=(args.max_total_tokens // args.page_size + 1) * (args.page_size // options.geometry.block_length),
         requests=args.max_running_requests + 1,  # and one that is prefilled in chunks
         context=args.context_length + options.geometry.block_length,
         group=group,
@@ -56,6 +61,7 @@ def start() -> ServingEngine:
         read_timeout_s=config.read_timeout_s,
         profiles=config.profiles,
         metrics=Metrics(rank=ranks.rank_in_group),
+        **more,
     )
     if args.enable_metrics:
         _engine.metrics.publish_every()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sglang_patches import embedded, http, launch, pages, requests, responses, state, traffic
 from sglang_patches.hooks import Hook, Process
 
@@ -149,11 +151,11 @@ def hooks_of(process: Process) -> list[Hook]:
     return [hook for hook in HOOKS if hook.process is process]
 
 
-def as_markdown() -> str:
-    """The table of the documentation."""
+def as_markdown(hooks: Sequence[Hook] = HOOKS) -> str:
+    """A table of the documentation."""
     lines = ["| target | kind | process | why |", "|---|---|---|---|"]
     lines += [
-        f"| `{hook.target.removeprefix(_SRT)}` | {hook.kind.lower()} | {hook.process} | {hook.why} |" for hook in HOOKS
+        f"| `{hook.target.removeprefix(_SRT)}` | {hook.kind.lower()} | {hook.process} | {hook.why} |" for hook in hooks
     ]
     return "\n".join(lines)
 

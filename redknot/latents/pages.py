@@ -54,6 +54,9 @@ class Pages:
     def __len__(self) -> int:
         return len(self._pages)
 
+    def __contains__(self, page: int) -> bool:
+        return page in self._pages
+
     def keep(self, page: int, session: Session, end: int) -> None:
         """Keep the page that ends at request position ``end`` of a session whose boundary tails there were left.
 

@@ -71,6 +71,9 @@ class Admission:
     """What the server must know before it schedules a request; it stands for this request and no other."""
 
     extra_key: str | None  # the branch of the prefix cache that its pages belong to; None: the exact one
+    reuses: bool = False  # rows of it may come from artifacts
+    reason: str | None = None  # why they do not
+    detail: str = ""
 
 
 # Pages of the longest prefix of the request that the prefix cache holds now under an extra key, in order.

@@ -125,7 +125,9 @@ class ServingEngine:
         except Exception:
             self.metrics.failed()
             raise
-        served.admission = Admission(served.branch)
+        request = served.request
+        reuses, reason = served.branch != served.exact, None if request.reason is None else request.reason.value
+        served.admission = Admission(served.branch, reuses, reason, request.detail)
         self.release(request_id)  # what an earlier request of its id may have left
         self._requests[request_id] = served
         return served.admission
@@ -172,6 +174,10 @@ class ServingEngine:
         if ended:
             served.end()
             del self._requests[request_id]
+
+    def has_page(self, page: int) -> bool:
+        """Whether a page of a request of ours is kept under this number."""
+        return page in self._pages
 
     def free_pages(self, pages: Iterable[int]) -> None:
         """The server gave up these pages."""

@@ -65,7 +65,7 @@ def test_a_second_engine_can_be_made(process, empty_store, monkeypatch):
     ("model", "changes", "said"),
     [
         ("absent", {}, "no such folder"),
-        ("nano", {"device": "cuda"}, "serves with --device cpu"),
+        ("nano", {"device": "cuda"}, "no CUDA device was found"),
         ("nano", {"profile": "sparserow"}, "sparserow"),
         ("nano", {"store": "absent"}, "absent"),
         ("nano", {"config": "absent"}, "No such file"),

@@ -204,7 +204,7 @@ def test_sizes_that_are_refused(name, meaning):
 
 def test_other_refusals():
     assert "--disaggregation-mode" in refusal(refuse_unsupported, arguments(disaggregation_mode="prefill"))
-    for device in (None, "cuda", "xpu", "CPU"):
+    for device in (None, "xpu", "CPU"):
         assert "serves with --device cpu" in refusal(refuse_device, device)
 
 

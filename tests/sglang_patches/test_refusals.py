@@ -33,8 +33,8 @@ CASES = {
     ),
     "no such store": Case("", "{}/absent", store="{}/absent"),
     "no such profile": Case("--redknot-profile sparserow", "sparserow"),
-    "a device that cannot be served on": Case(
-        "--device cuda", "--enable-redknot serves with --device cpu; the GPU adapter is not there yet"
+    "a device that is not there": Case(
+        "--device cuda", "--device cuda: no CUDA device was found on this machine; serve with --device cpu"
     ),
     "speculative decoding": Case(
         "--speculative-algorithm EAGLE",
