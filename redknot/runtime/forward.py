@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from redknot.model.heads import HeadTable
 from redknot.ops.hyper import collapse, enter, leave
 from redknot.ops.moe import FanOut, experts_forward, route
 from redknot.ops.norm import rms_norm
@@ -23,6 +23,9 @@ from redknot.runtime.capture import Capture
 from redknot.runtime.counters import Counters
 from redknot.runtime.layout import RowSet
 from redknot.runtime.model import Model
+
+if TYPE_CHECKING:  # it needs pydantic, which what runs does not
+    from redknot.model.heads import HeadTable
 
 
 @dataclass(frozen=True)
