@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,11 +19,13 @@ from redknot.latents.sizing import sized_for
 from redknot.latents.space import LatentSpace
 from redknot.latents.workspace import Workspace
 from redknot.model.geometry import Geometry
-from redknot.model.heads import HeadTable, named_table
 from redknot.runtime.capture import Capture
 from redknot.runtime.counters import Counters
 from redknot.runtime.model import Model
 from redknot.runtime.prefill import CHUNK_ROWS, dense_session, prefill
+
+if TYPE_CHECKING:  # it needs pydantic, which what runs does not
+    from redknot.model.heads import HeadTable
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 
@@ -44,25 +47,28 @@ def evaluate(
     """
     lengths = [len(ids) for ids in documents]
     with LatentSpace(model.geometry, sized_for(model.geometry, lengths)) as space, Workspace(space) as memory:
-        sessions = [dense_session(memory, length, length, closed=True) for length in lengths]
-        return _evaluate(model, sessions, documents, needs, counters, world, chunk, heads)
+        return evaluate_in(memory, model, documents, needs, counters, world, chunk, heads)
 
 
-def _evaluate(
+def evaluate_in(
+    memory: Workspace,
     model: Model,
-    sessions: list[Session],
     documents: Sequence[Tensor],
     needs: tuple[str, ...],
     counters: Counters,
-    world: int,
-    chunk: int,
-    heads: HeadTable | None,
+    world: int = 1,
+    chunk: int = CHUNK_ROWS,
+    heads: HeadTable | None = None,
 ) -> list[dict[str, Tensor]]:
+    """As ``evaluate``, with latents in the caller's memory; PoolFullError or ArenaFullError without room."""
     geometry = model.geometry
+    sessions = [dense_session(memory, len(ids), len(ids), closed=True) for ids in documents]
     parsed = parse_needs(needs)
     fence, split = parsed.stream_fence, parsed.split
     capture = Capture()
     if split is not None:
+        from redknot.model.heads import named_table
+
         capture.heads = named_table(split[1], split[0], geometry, heads)
         capture.local_layers = middle_layers(geometry, split[0])
     if fence is not None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from redknot.build.capture import evaluate
-from redknot.build.target import Target
 from redknot.latents.session import Session
 from redknot.latents.workspace import Workspace
-from redknot.model.profile import Profile
+from redknot.model.policy import Policy
 from redknot.plan.rows import Rows
 from redknot.runtime.counters import Counters
 from redknot.runtime.model import Model
 from redknot.runtime.restore import Source, restored_session, segmented_session
 from redknot.runtime.reuse import choose_rows
+
+if TYPE_CHECKING:  # it needs pydantic, which what runs does not
+    from redknot.build.target import Target
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ def in_memory(model: Model, target: Target, documents: Sequence[Tensor]) -> list
 
 
 def restored_request(
-    model: Model, memory: Workspace, sources: Sequence[Source], token_ids: Tensor, profile: Profile, room: int = 0
+    model: Model, memory: Workspace, sources: Sequence[Source], token_ids: Tensor, profile: Policy, room: int = 0
 ) -> tuple[Session, Rows]:
     """The session of a request over its documents' artifacts, and the rows that a profile runs of it."""
     runs = [source.run for source in sources]

@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
-import xxhash
-
 from redknot.errors import StoreError
 
 Hasher = Callable[[memoryview], bytes]
@@ -53,7 +51,10 @@ def caller_name(namespace: str, key: bytes) -> Name:
 
 def content_hash(data: memoryview) -> bytes:
     """XXH3 with 128 bits: 16 bytes. It is no defence against an attacker, which is why bytes are compared."""
-    return xxhash.xxh3_128_digest(data)
+    import xxhash  # late: a store that seals nothing by content does without
+
+    digest: bytes = xxhash.xxh3_128_digest(data)
+    return digest
 
 
 def address(layout: bytes, name: Name) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,26 +12,11 @@ from redknot.errors import ConfigError
 from redknot.model.geometry import Geometry
 from redknot.model.heads import HeadTable, fixed_name, fixed_table, load_heads
 from redknot.model.jsonfile import Frozen, read_json
+from redknot.model.policy import Policy, Selector, Treatment
 
 REUSE, DENSE, FAN_OUT = "reuse", "dense", "fan-out"
 ARMS = (REUSE, DENSE, FAN_OUT)
 """What a request ran as: rows read from artifacts; every row as recompute runs it; every row with fewer experts."""
-
-
-class Treatment(StrEnum):
-    """What a row does in a layer."""
-
-    FULL = "full"  # all heads online
-    GLOBAL_Z = "global+z"  # Global heads online, the stored Local contribution restored
-    SKIP = "skip"  # does not run; its latents come from the artifact
-
-
-class Selector(StrEnum):
-    """Who picks rows inside documents."""
-
-    NONE = "none"
-    INDEXER = "indexer"  # a probe pass of the last query rows, ranked by the model's own indexers
-    DEVIATION = "deviation"  # how far stored latents of one layer are from those that this request computes there
 
 
 _FOLDER = "folder"  # in the context of a validation: where the file lies that is read
@@ -58,7 +42,7 @@ class Protected(Frozen):
     indexed_share: Annotated[float, Field(ge=0, le=1)] = 0.05  # cap of the rows a selector protects, of candidates
 
 
-class Profile(Frozen):
+class Profile(Policy, Frozen):
     """One way to trade recomputation for quality.
 
     ``deviation_layer`` counts for the selector ``deviation`` alone. Latents of layer 0 depend on the token only, and
@@ -129,32 +113,6 @@ class Profile(Frozen):
         return DENSE if self.fan_out is None else FAN_OUT
 
     @property
-    def reuses(self) -> bool:
-        """Whether anything is reused at all (``recompute`` does not)."""
-        return self.middle_idle is not Treatment.FULL
-
-    @property
-    def reuses_rows(self) -> bool:
-        """Whether some rows are read from artifacts instead of run."""
-        return self.middle_idle is Treatment.SKIP
-
-    @property
-    def picks_rows(self) -> bool:
-        """Whether a selector ranks rows inside documents, to run the best of them."""
-        return self.selector is not Selector.NONE and (self.budget > 0 or self.protected.indexed_share > 0)
-
-    @property
-    def splits_heads(self) -> bool:
-        """Whether some rows run their Global heads only."""
-        return Treatment.GLOBAL_Z in (self.middle_active, self.middle_idle)
-
-    @property
-    def runs_inside_documents(self) -> bool:
-        """Whether rows away from a document's ends may run in middle layers and read their neighbours' windows."""
-        inside = self.budget > 0 or self.protected.indexed_share > 0 or self.protected.recent_tail > 0
-        return self.middle_idle is not Treatment.SKIP or inside or self.protected.last_windows > 0
-
-    @property
     def global_per_group(self) -> int:
         """Global heads in each output group."""
         return len(self.global_heads) if self.head_table is None else self.head_table.per_group
@@ -165,11 +123,7 @@ class Profile(Frozen):
 
     def needs(self) -> tuple[str, ...]:
         """What an artifact must hold, sorted; parts that depend on the profile name what they depend on."""
-        needs = set()
-        if self.reuses_rows:
-            needs |= {"latents", "window_all" if self.runs_inside_documents else "window_tail"}
-            if self.fence_idle is Treatment.FULL and self.fence_layers:
-                needs.add(f"streams:{self.fence_layers}")
+        needs = set(self.row_needs())
         if self.splits_heads:
             table = self.head_table
             name = fixed_name(self.global_heads) if table is None else table.name(self.fence_layers)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from redknot.model.profile import Profile
+from redknot.model.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Rows:
         return self.protected | self.active
 
 
-def repaired_rows(run: KnownRun, total: int, profile: Profile, window: int, group: int) -> Tensor:
+def repaired_rows(run: KnownRun, total: int, profile: Policy, window: int, group: int) -> Tensor:
     """Protected rows of one run as a mask [length]: B (first and last windows), the recent tail, the last row.
 
     B is whole groups of ``group`` tokens. The last row always runs, since its logits are wanted; its group runs with
@@ -71,7 +71,7 @@ def repaired_rows(run: KnownRun, total: int, profile: Profile, window: int, grou
     return mask
 
 
-def protected_rows(total: int, runs: Sequence[KnownRun], profile: Profile, window: int, group: int) -> Tensor:
+def protected_rows(total: int, runs: Sequence[KnownRun], profile: Policy, window: int, group: int) -> Tensor:
     """Query, new text and each run's :func:`repaired_rows` as a mask [total]; picked rows come later."""
     mask = torch.ones(total, dtype=torch.bool)
     for run in runs:
@@ -80,7 +80,7 @@ def protected_rows(total: int, runs: Sequence[KnownRun], profile: Profile, windo
 
 
 def pick_rows(
-    total: int, runs: Sequence[KnownRun], protected: Tensor, ranking: Tensor, profile: Profile, group: int, topk: int
+    total: int, runs: Sequence[KnownRun], protected: Tensor, ranking: Tensor, profile: Policy, group: int, topk: int
 ) -> Rows:
     """Add picked protected (I) and Active rows by a ranking of groups, whichever selector made it.
 

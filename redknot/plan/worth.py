@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from redknot.model.geometry import Geometry, LayerKind
-from redknot.model.profile import Profile, Selector, Treatment
+from redknot.model.policy import Selector, Treatment
+from redknot.model.profile import Profile
 from redknot.plan.rows import KnownRun, repaired_rows
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from redknot.latents.segment import Segment
 from redknot.latents.session import Session
-from redknot.model.heads import HeadTable
 from redknot.runtime.layout import Block, RowSet
 from redknot.runtime.model import HeadSlice, Model
 from redknot.runtime.reads import Entries
+
+if TYPE_CHECKING:  # it needs pydantic, which what runs does not
+    from redknot.model.heads import HeadTable
 
 
 @dataclass

@@ -22,7 +22,8 @@ from redknot.errors import ConfigError, InputError, RequestReason, ReuseUnavaila
 from redknot.latents.session import Session
 from redknot.latents.sizing import sized_for_pages
 from redknot.latents.space import LatentSpace
-from redknot.model.profile import FAN_OUT, Profile, Treatment, load_profile
+from redknot.model.policy import Treatment
+from redknot.model.profile import FAN_OUT, Profile, load_profile
 from redknot.plan.planner import Span
 from redknot.plan.rows import Rows
 from redknot.runtime.agreement import Agreement

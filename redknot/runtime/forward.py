@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from redknot.device import on_device
-from redknot.model.heads import HeadTable
 from redknot.ops.hyper import collapse, enter, leave
 from redknot.ops.moe import FanOut, route
 from redknot.ops.norm import rms_norm
@@ -28,6 +28,9 @@ from redknot.runtime.counters import Counters
 from redknot.runtime.layout import RowSet
 from redknot.runtime.model import Model
 from redknot.runtime.scope import Projections, Scope, project
+
+if TYPE_CHECKING:  # it needs pydantic, which what runs does not
+    from redknot.model.heads import HeadTable
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from typing import Any
 
 from redknot.comm.shard import SINGLE, Shard
 from redknot.model.geometry import Geometry, LayerKind
-from redknot.model.profile import Profile, Treatment
+from redknot.model.policy import Treatment
+from redknot.model.profile import Profile
 from redknot.plan.rows import Rows
 from redknot.plan.worth import skipped_layers
 from redknot.runtime.counters import Counters

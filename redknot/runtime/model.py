@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,12 +12,14 @@ from torch import Tensor
 from redknot.comm.group import Group, OneProcess
 from redknot.device import CPU, on_device
 from redknot.model.geometry import Geometry
-from redknot.model.heads import Groups, HeadTable
 from redknot.model.ropespec import RopeSpec
 from redknot.model.weights import ModelWeights
 from redknot.ops.dispatch import Mode
 from redknot.ops.rope import inverse_frequencies
 from redknot.runtime.operations import Operations, choose_operations
+
+if TYPE_CHECKING:  # it needs pydantic, which what runs does not
+    from redknot.model.heads import Groups, HeadTable
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from redknot.device import on_device
 from redknot.latents.session import Session
 from redknot.latents.workspace import Workspace
 from redknot.model.geometry import Geometry
-from redknot.model.profile import Profile, Selector, Treatment
+from redknot.model.policy import Policy, Selector, Treatment
 from redknot.ops.moe import FanOut
 from redknot.plan.rows import KnownRun, Rows, pick_rows, protected_rows
 from redknot.runtime.capture import Capture
@@ -31,7 +31,7 @@ from redknot.runtime.restore import Source, segmented_session
 
 
 def choose_rows(
-    model: Model, session: Session, runs: list[KnownRun], token_ids: Tensor, profile: Profile, counters: Counters
+    model: Model, session: Session, runs: list[KnownRun], token_ids: Tensor, profile: Policy, counters: Counters
 ) -> Rows:
     """Row classes of a request; probes the latents when the profile picks rows by them."""
     geometry, total = model.geometry, session.length
@@ -49,7 +49,7 @@ def choose_rows(
     return pick_rows(total, runs, protected, ranking, profile, group, geometry.index_topk)
 
 
-def written_early(total: int, runs: Sequence[KnownRun], profile: Profile, geometry: Geometry) -> Tensor:
+def written_early(total: int, runs: Sequence[KnownRun], profile: Policy, geometry: Geometry) -> Tensor:
     """Rows that may run before all layers of the known segments are filled, as a mask [total].
 
     None where rows are picked: that takes all layers.
@@ -61,7 +61,7 @@ def written_early(total: int, runs: Sequence[KnownRun], profile: Profile, geomet
     return in_fences | in_middle
 
 
-def _where(profile: Profile, running: Tensor) -> tuple[Tensor, Tensor]:
+def _where(profile: Policy, running: Tensor) -> tuple[Tensor, Tensor]:
     """Of all rows, those that run in the fences and those in the middle, if ``running`` run everywhere: masks [n]."""
     everywhere = torch.ones_like(running)
     fences = profile.fence_layers > 0 and profile.fence_idle is Treatment.FULL
@@ -75,7 +75,7 @@ def prefill_reusing(
     sources: Sequence[Source],
     rows: Rows,
     token_ids: Tensor,
-    profile: Profile,
+    profile: Policy,
     counters: Counters,
     chunk: int = CHUNK_ROWS,
 ) -> Tensor:
@@ -116,7 +116,7 @@ class Stages:
         sources: Sequence[Source],
         rows: Rows,
         token_ids: Tensor,
-        profile: Profile,
+        profile: Policy,
         last: int = 1,
     ) -> None:
         self.last = last

@@ -16,7 +16,7 @@ from redknot.latents.pages import Pages
 from redknot.latents.segment import Segment
 from redknot.latents.session import Session
 from redknot.latents.space import LatentSpace
-from redknot.model.profile import Treatment
+from redknot.model.policy import Treatment
 from redknot.runtime.counters import Counters
 from redknot.runtime.forward import Stage, forward
 from redknot.runtime.layout import RowSet
