@@ -18,6 +18,7 @@ from redknot.ops import compressor, hyper, moe
 from redknot.ops.rope import Rotation
 from redknot.runtime import attention, forward, layout
 from redknot.runtime.model import Model
+from redknot.runtime.scope import Scope
 from tests.kit.alter import with_geometry, with_tensors
 from tests.kit.oracle import Oracle, settled_as
 from tests.kit.rows import every_row, widest
@@ -169,9 +170,11 @@ MUTATIONS["indexer's key norm's weight"] = tensors("indexer.compressor.norm", to
 @mutation("compressed series swapped")
 def _(model: Model, patch: pytest.MonkeyPatch) -> Model:
     native = attention._slots
-    patch.setattr(
-        attention, "_slots", lambda index, kv, gate: native(index, *(t.roll(t.shape[1] // 2, 1) for t in (kv, gate)))
-    )
+
+    def swapped(scope: Scope, rows: layout.RowSet, index: Tensor, *raw: Tensor) -> tuple[Tensor, Tensor]:
+        return native(scope, rows, index, *(of.roll(of.shape[1] // 2, 1) for of in raw))
+
+    patch.setattr(attention, "_slots", swapped)
     return model
 
 

@@ -148,6 +148,7 @@ def test_dropped_pairs_never_reach_an_expert(rows: int, seed: int) -> None:
     assert (found - dense(weights, x, poisoned)).abs().max() <= 1e-5
     counters = Counters()
     counters.add_experts(poisoned, ran, HIDDEN, WIDTH, SHARED)
+    counters.settle()
     assert counters.expert_pairs == ran
     assert counters.expert_pairs_native == rows * 6
     assert counters.fan_out == {k: n for k in range(7) if (n := int((kept.sum(-1) == k).sum()))}

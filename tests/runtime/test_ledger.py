@@ -106,9 +106,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         seen.split[scope.layer] += 0 if split is None else len(split.rows)
         return projected(scope, p, rows, split)
 
-    def of_heads(scope: Any, p: Any, rows: Any, heads: Any) -> Tensor:
+    def of_heads(scope: Any, p: Any, rows: Any, heads: Any, *rest: Any) -> Tensor:
         seen.head_rows[scope.layer] += rows.size * heads.heads
-        return attention(scope, p, rows, heads)
+        return attention(scope, p, rows, heads, *rest)
 
     monkeypatch.setattr(forward_module, "_projected", of_rows)
     monkeypatch.setattr(forward_module, "attention", of_heads)
