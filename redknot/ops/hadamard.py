@@ -26,4 +26,5 @@ def hadamard(x: Tensor) -> Tensor:
         one, other = pairs[..., 0, :], pairs[..., 1, :]
         turned = torch.stack((one + other, one - other), dim=-2).flatten(-3)
         half *= 2
-    return turned * width**-0.5
+    scaled: Tensor = turned * width**-0.5
+    return scaled
