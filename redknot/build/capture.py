@@ -61,8 +61,21 @@ def evaluate_in(
     heads: HeadTable | None = None,
 ) -> list[dict[str, Tensor]]:
     """As ``evaluate``, with latents in the caller's memory; PoolFullError or ArenaFullError without room."""
-    geometry = model.geometry
     sessions = [dense_session(memory, len(ids), len(ids), closed=True) for ids in documents]
+    return _evaluate(model, sessions, documents, needs, counters, world, chunk, heads)
+
+
+def _evaluate(
+    model: Model,
+    sessions: list[Session],
+    documents: Sequence[Tensor],
+    needs: tuple[str, ...],
+    counters: Counters,
+    world: int,
+    chunk: int,
+    heads: HeadTable | None,
+) -> list[dict[str, Tensor]]:
+    geometry = model.geometry
     parsed = parse_needs(needs)
     fence, split = parsed.stream_fence, parsed.split
     capture = Capture()
